@@ -1,0 +1,35 @@
+"""What a job is: job file or keyword arguments -> checked `PackJob`. Pydantic and YAML only."""
+
+from packsvc.config.job import (
+    ControlTokens,
+    DroppedReasoning,
+    Format,
+    Limits,
+    Overlong,
+    Packing,
+    PackJob,
+    Source,
+    Strategy,
+    TrainOn,
+    Turns,
+    is_url,
+)
+from packsvc.config.load import load_job, parse_job, parse_set
+
+__all__ = [
+    "ControlTokens",
+    "DroppedReasoning",
+    "Format",
+    "Limits",
+    "Overlong",
+    "PackJob",
+    "Packing",
+    "Source",
+    "Strategy",
+    "TrainOn",
+    "Turns",
+    "is_url",
+    "load_job",
+    "parse_job",
+    "parse_set",
+]
