@@ -1,4 +1,4 @@
-"""Shared set-up: nothing in the suite may reach a hub, and threads are kept to one."""
+"""Shared set-up: nothing in the suite may reach a hub or, unless it says so, Ray; threads are kept to one."""
 
 import os
 
@@ -7,9 +7,56 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["RAYON_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import gzip
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "packsvc", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("packsvc")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _no_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing Ray raises in every test that is not marked `ray_local`: the core is pure."""
+    if request.node.get_closest_marker("ray_local") is None:
+        monkeypatch.setitem(sys.modules, "ray", None)
+
+
+@pytest.fixture(scope="session")
+def quickstart() -> Path:
+    """The folder pipelines/quickstart: job.yaml, data, tokenizers."""
+    return ROOT / "pipelines" / "quickstart"
+
+
+@pytest.fixture(scope="session")
+def qwen3_path(quickstart: Path) -> Path:
+    """Folder of the Qwen3 tokenizer: chat template with tools and reasoning, 151,669 tokens."""
+    return quickstart / "tokenizers" / "qwen3"
+
+
+@pytest.fixture(scope="session")
+def smollm2_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the SmolLM2 tokenizer: a short ChatML template without tools, 49,152 tokens, pad = stop token."""
+    packed = ROOT / "tests" / "data" / "tokenizers" / "smollm2"
+    folder = tmp_path_factory.mktemp("smollm2")
+    for file in packed.iterdir():
+        if file.suffix == ".gz":
+            with gzip.open(file, "rb") as source, open(folder / file.stem, "wb") as target:
+                shutil.copyfileobj(source, target)
+        else:
+            shutil.copy(file, folder / file.name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def edge_cases_path() -> Path:
+    """26 hand-written conversations in JSONL: whitespace, typed control tokens, emoji, think tags, odd roles."""
+    return ROOT / "tests" / "data" / "edge_cases.jsonl"
