@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import random
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -210,6 +211,28 @@ class Store:
             retrying(self.describe(name), lambda: os.replace(temporary, self.path(name)))
             _sync_folder(os.path.dirname(self.path(name)))
 
+    def publish_file(self, name: str, path: str) -> None:
+        """Like `publish`, from a local file; its content never stands in memory whole."""
+        if not self.is_local:
+            retrying(self.describe(name), lambda: self.fs.put_file(path, self.path(name)))
+            return
+        final = self.path(name)
+        temporary = f"{final}.{os.getpid()}-{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}"
+
+        def copy() -> None:
+            os.makedirs(os.path.dirname(final), exist_ok=True)
+            shutil.copyfile(path, temporary)
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, final)
+
+        try:
+            retrying(self.describe(name), copy)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        _sync_folder(os.path.dirname(final))
+
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Write a whole file unless one of that name exists; True if this call wrote it."""
         try:
@@ -242,6 +265,13 @@ class Store:
         """Remove a file; one that is gone already is no error."""
         with contextlib.suppress(FileNotFoundError):
             retrying(self.describe(name), lambda: self.fs.rm_file(self.path(name)))
+
+    def remove_empty_folders(self) -> None:
+        """Remove the root and the folders in it as far as they are empty; object stores have none."""
+        if self.is_local:
+            for folder, _, _ in os.walk(self.root, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
 
     @contextlib.contextmanager
     def _temporary(self, name: str, data: bytes) -> Iterator[str]:

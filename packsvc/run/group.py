@@ -1,0 +1,377 @@
+"""The pure function of a group: read its pieces, encode, pack, write shards and one commit record.
+
+Idempotent: what it writes depends on the plan and the group number alone, so it can be run twice, on another
+machine, or killed at any moment. Shards are content-named and appear whole; the commit record is put if
+absent, and one that exists must hold the same bytes. Peak memory is the group's ids and masks twice (while
+batches are merged), one row group, and the shard in the making: under 20 bytes a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packsvc.assemble import assemble
+from packsvc.config import Limits, PackJob, Source, Strategy
+from packsvc.encode import Encoder, merge_batches, open_encoder
+from packsvc.errors import ConflictError, LimitError
+from packsvc.plan import place
+from packsvc.run.planfile import Plan, canonical_json
+from packsvc.run.tails import read_tails, select_tails, write_tails
+from packsvc.shards import (
+    ShardMeta,
+    packs_per_row_group,
+    packs_per_shard,
+    shard_file_name,
+    write_rejects,
+    write_shard,
+)
+from packsvc.sources import Reading, copies, passes, read_example, read_piece
+from packsvc.storage import Store
+from packsvc.types import Counts, EncodedBatch, Example, Piece, Placement, Reason, Reject
+
+BATCH_ROWS = 1024
+
+
+def commit_name(group: int) -> str:
+    return f"commits/{group:06d}.json"
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What the pieces of a group became."""
+
+    batches: list[EncodedBatch] = field(default_factory=list)
+    copies: list[NDArray[np.int64]] = field(default_factory=list)
+    """For each batch (S,) int64: how often each segment is packed."""
+    rejects: list[Reject] = field(default_factory=list)
+    counts: dict[str, Counts] = field(default_factory=dict)
+
+
+def pack_group(plan: Plan, group: int, store: Store, *, limits: Limits) -> dict[str, Any]:
+    """Make group `group` of the plan and commit it.
+
+    Args:
+        limits: When to give up; those of the run, which may be wider than the plan's.
+
+    Returns:
+        The commit record, as `commits/<group>.json` holds it.
+
+    Raises:
+        LimitError: This group alone has more rejects than the whole job may have.
+        ConflictError: A commit of other content exists.
+    """
+    job = plan.job
+    encoder = open_encoder(job, plan.encoder)
+    rows = _read(plan, job, group, store, encoder)
+    reject_entry = _write_rejects(rows.rejects, group, store)
+    _check_group_limits(plan, job, rows.counts, group, limits)
+    repeats = np.concatenate(rows.copies) if rows.copies else np.zeros(0, np.int64)
+    batch = merge_batches(rows.batches)
+    rows.batches.clear()
+    order = np.repeat(np.arange(batch.num_segments, dtype=np.int64), repeats)
+    record: dict[str, Any] = {
+        "format": 1,
+        "plan_id": plan.plan_id,
+        "group": group,
+        "kind": "rows",
+        "rejects": reject_entry,
+        "sources": _source_records(plan, batch, order, repeats, rows.counts),
+        "lengths": length_rows(plan, job, batch, order),
+        "audited": encoder.audited,
+    }
+    send = len(plan.groups) > 1 and job.packing.strategy is not Strategy.NEXT_FIT
+    record["shards"], tails = _write_packs(
+        plan, job, group, batch, order, store, pad_id=encoder.facts.pad_id, send=send
+    )
+    record["tails"] = write_tails(batch, tails, group=group, store=store) if len(tails) else None
+    return commit(record, store)
+
+
+def pack_tail_group(plan: Plan, group: int, senders: Sequence[int], store: Store) -> dict[str, Any]:
+    """Make a group out of what the groups `senders` sent to the last round; like `pack_group` otherwise."""
+    job = plan.job
+    batch = read_tails(store, senders)
+    order = np.arange(batch.num_segments, dtype=np.int64)
+    shards, _ = _write_packs(plan, job, group, batch, order, store, pad_id=plan.encoder["facts"]["pad_id"], send=False)
+    record = {
+        "format": 1,
+        "plan_id": plan.plan_id,
+        "group": group,
+        "kind": "tails",
+        "senders": list(senders),
+        "rejects": None,
+        "sources": {},
+        "lengths": [],
+        "audited": 0,
+        "shards": shards,
+        "tails": None,
+    }
+    return commit(record, store)
+
+
+def commit(record: dict[str, Any], store: Store) -> dict[str, Any]:
+    """Put the commit record if absent; one that is there must be the same.
+
+    Raises:
+        ConflictError: A commit of other content exists: the job is not deterministic.
+    """
+    name, data = commit_name(record["group"]), canonical_json(record) + b"\n"
+    if not store.put_if_absent(name, data) and store.read(name) != data:
+        raise ConflictError(
+            f"{store.describe(name)}: a commit of group {record['group']} with other content exists: the same plan "
+            f"gave two results. Nothing was overwritten; keep both and report it, or pack into a new output."
+        )
+    return record
+
+
+def _read(plan: Plan, job: PackJob, group: int, store: Store, encoder: Encoder) -> _Rows:
+    sources = {s.name: s for s in job.sources}
+    readings = {name: Reading.from_json(tree) for name, tree in plan.readings.items()}
+    out = _Rows()
+    for piece in plan.groups[group]:
+        file = plan.inputs[piece.file]
+        source = sources[file.source]
+        counts = out.counts.setdefault(source.name, Counts())
+        for examples, often in _examples(plan, job, piece, source, readings[source.name], store, counts, out.rejects):
+            batch = encoder.encode(examples, source=source.name)
+            counts.add(batch.counts)
+            out.rejects += batch.rejects
+            repeats = _repeats(batch, often)
+            lengths = np.diff(batch.offsets)
+            counts.repeated_tokens += int(((repeats - 1) * lengths).sum())
+            out.batches.append(batch)
+            out.copies.append(repeats)
+    return out
+
+
+def _examples(
+    plan: Plan,
+    job: PackJob,
+    piece: Piece,
+    source: Source,
+    reading: Reading,
+    store: Store,
+    counts: Counts,
+    rejects: list[Reject],
+) -> Iterator[tuple[list[Example], dict[int, int]]]:
+    """Batches of a piece's examples and, where it is not 1, how often each row is packed; counts the others."""
+    file = plan.inputs[piece.file]
+    examples: list[Example] = []
+    often: dict[int, int] = {}
+    for row in read_piece(piece, file, store=store):
+        if source.weight != 1:
+            times = copies(source.weight, seed=job.seed, source=source.name, path=file.path, row=row.row)
+            if times == 0:
+                counts.rows += 1
+                counts.left_out += 1
+                continue
+            often[row.row] = times
+        if source.where and row.error is None and not passes(row, source.where):
+            counts.rows += 1
+            counts.filtered += 1
+            continue
+        example = read_example(row, reading, source_name=source.name)
+        if isinstance(example, Reject):
+            counts.rows += 1
+            counts.rejected += 1
+            counts.rejected_by_reason[example.reason] = counts.rejected_by_reason.get(example.reason, 0) + 1
+            rejects.append(example)
+            continue
+        examples.append(example)
+        if len(examples) == BATCH_ROWS:
+            yield examples, often
+            examples, often = [], {}
+    if examples:
+        yield examples, often
+
+
+def _repeats(batch: EncodedBatch, often: Mapping[int, int]) -> NDArray[np.int64]:
+    if not often:
+        return np.ones(batch.num_segments, np.int64)
+    return np.fromiter((often[int(row)] for row in batch.row), np.int64, batch.num_segments)
+
+
+def _write_rejects(rejects: list[Reject], group: int, store: Store) -> dict[str, Any] | None:
+    if not rejects:
+        return None
+    rejects.sort(key=lambda r: (r.file, r.row, -1 if r.part is None else r.part))
+    data, name = write_rejects(rejects), f"rejects/{group:06d}.parquet"
+    store.publish(name, data)
+    return {"path": name, "size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "num_rows": len(rejects)}
+
+
+def _check_group_limits(plan: Plan, job: PackJob, counts: Mapping[str, Counts], group: int, limits: Limits) -> None:
+    total = Counts()
+    for c in counts.values():
+        total.add(c)
+    check_limits(limits, total, seq_len=job.seq_len, num_rows=plan.num_rows, where=f"group {group}")
+
+
+def check_limits(limits: Limits, counts: Counts, *, seq_len: int, num_rows: int, where: str) -> None:
+    """Stop as soon as a limit of the job cannot be met any more.
+
+    Raises:
+        LimitError: The rejects so far are more than the whole job may have.
+    """
+    overlong = counts.rejected_by_reason.get(Reason.OVERLONG, 0)
+    rejected = counts.rejected - overlong
+    reasons = ", ".join(
+        f"{reason} {n}" for reason, n in sorted(counts.rejected_by_reason.items(), key=lambda e: (-e[1], e[0]))
+    )
+    if rejected > limits.max_reject_fraction * num_rows:
+        raise LimitError(
+            f"{where}: {rejected} rows rejected ({reasons}) of {num_rows} in the job, more than "
+            f"limits.max_reject_fraction {limits.max_reject_fraction:g} allows. Look at OUT/rejects, mend the data "
+            f"or raise the limit."
+        )
+    long = overlong + counts.truncated + counts.split
+    if long > limits.max_overlong_fraction * num_rows:
+        raise LimitError(
+            f"{where}: {long} rows over seq_len {seq_len} (rejected or cut) of {num_rows} in the job, more than "
+            f"limits.max_overlong_fraction {limits.max_overlong_fraction:g} allows. Raise seq_len, choose another "
+            f"`overlong`, or raise the limit."
+        )
+
+
+def _source_records(
+    plan: Plan,
+    batch: EncodedBatch,
+    order: NDArray[np.int64],
+    repeats: NDArray[np.int64],
+    counts: Mapping[str, Counts],
+) -> dict[str, Any]:
+    """Counts of rows, segments and tokens by source; what is sent to the last round is in them."""
+    lengths = np.diff(batch.offsets)
+    loss = np.add.reduceat(batch.loss_mask, batch.offsets[:-1], dtype=np.int64) if batch.num_segments else lengths
+    by_file = {i: f.source for i, f in enumerate(plan.inputs)}
+    names = np.array([by_file[int(f)] for f in np.unique(batch.file)], dtype=object)
+    which = names[np.searchsorted(np.unique(batch.file), batch.file)] if len(names) else np.zeros(0, object)
+    out: dict[str, Any] = {}
+    for name, c in sorted(counts.items()):
+        mine = which == name
+        out[name] = {
+            **asdict(c),
+            "rejected_by_reason": dict(sorted(c.rejected_by_reason.items())),
+            "segments": int(repeats[mine].sum()),
+            "tokens": int((repeats * lengths)[mine].sum()),
+            "loss_tokens": int((repeats * loss)[mine].sum()),
+            "max_segment_tokens": int(lengths[mine].max(initial=0)),
+            "sum_squared_lengths": int((repeats * lengths * lengths)[mine].sum()),
+        }
+    return out
+
+
+def length_rows(plan: Plan, job: PackJob, batch: EncodedBatch, order: NDArray[np.int64]) -> list[list[Any]]:
+    """[split, source, length, examples] of all segments, sorted."""
+    lengths = np.diff(batch.offsets)[order]
+    names = sorted({f.source for f in plan.inputs})
+    source_of_file = np.array([names.index(f.source) for f in plan.inputs], np.int64)
+    keys = np.stack([batch.split[order].astype(np.int64), source_of_file[batch.file[order]], lengths], axis=1)
+    found, examples = np.unique(keys, axis=0, return_counts=True) if len(keys) else (keys, np.zeros(0, np.int64))
+    splits = job.split_names
+    return [[splits[s], names[n], int(length), int(e)] for (s, n, length), e in zip(found, examples, strict=True)]
+
+
+def _write_packs(
+    plan: Plan,
+    job: PackJob,
+    group: int,
+    batch: EncodedBatch,
+    order: NDArray[np.int64],
+    store: Store,
+    *,
+    pad_id: int,
+    send: bool,
+) -> tuple[list[dict[str, Any]], NDArray[np.int64]]:
+    """Pack and write the segments named by `order`; returns shard entries and the segments sent to the last round."""
+    shards: list[dict[str, Any]] = []
+    sent: list[NDArray[np.int64]] = []
+    lengths = np.diff(batch.offsets)
+    for index, split in enumerate(job.split_names):
+        mine = order[batch.split[order] == index]
+        if not len(mine):
+            continue
+        placement = place(
+            lengths[mine],
+            job.seq_len,
+            strategy=job.packing.strategy.value,
+            max_segments=job.packing.max_segments,
+            align=job.packing.align,
+            seed=derived_seed(job.seed, "place", split, group),
+        )
+        placement = Placement(order=mine[placement.order], pack_offsets=placement.pack_offsets)
+        if send:
+            placement, tails = select_tails(
+                placement, lengths, capacity=job.seq_len, align=job.packing.align, num_segments=len(order)
+            )
+            sent.append(tails)
+        shards += _write_shards(plan, job, group, split, batch, placement, store, pad_id=pad_id)
+    return shards, np.concatenate(sent) if sent else np.zeros(0, np.int64)
+
+
+def _write_shards(
+    plan: Plan,
+    job: PackJob,
+    group: int,
+    split: str,
+    batch: EncodedBatch,
+    placement: Placement,
+    store: Store,
+    *,
+    pad_id: int,
+) -> list[dict[str, Any]]:
+    per_shard, per_row_group = packs_per_shard(job.shard_size, job.seq_len), packs_per_row_group(job.seq_len)
+    out: list[dict[str, Any]] = []
+    for k, start in enumerate(range(0, placement.num_packs, per_shard)):
+        stop = min(start + per_shard, placement.num_packs)
+        chunks = (
+            assemble(batch, placement, start=at, stop=min(at + per_row_group, stop), seq_len=job.seq_len, pad_id=pad_id)
+            for at in range(start, stop, per_row_group)
+        )
+        shard = f"{split}-{group:06d}-{k:03d}"
+        meta = ShardMeta(plan_id=plan.plan_id, seq_len=job.seq_len, shard=shard)
+        data = write_shard(chunks, meta=meta, compression=job.compression, loss_weights=job.loss_weights)
+        digest = hashlib.sha256(data).hexdigest()
+        name = shard_file_name(shard, digest)
+        store.publish(name, data)
+        out.append(
+            {
+                "path": name,
+                "split": split,
+                "size_bytes": len(data),
+                "sha256": digest,
+                **_facts(batch, placement, start, stop),
+            }
+        )
+    return out
+
+
+def _facts(batch: EncodedBatch, placement: Placement, start: int, stop: int) -> dict[str, int]:
+    """Counts of packs [start, stop)."""
+    bounds = placement.pack_offsets[start : stop + 1]
+    segments = placement.order[bounds[0] : bounds[-1]]
+    lengths = np.diff(batch.offsets)[segments]
+    tokens = np.add.reduceat(lengths, bounds[:-1] - bounds[0])
+    loss = np.add.reduceat(batch.loss_mask, batch.offsets[:-1], dtype=np.int64)[segments]
+    return {
+        "num_packs": stop - start,
+        "num_segments": len(segments),
+        "num_tokens": int(lengths.sum()),
+        "num_loss_tokens": int(loss.sum()),
+        "sum_squared_lengths": int((lengths * lengths).sum()),
+        "max_segments": int(np.diff(bounds).max()),
+        "max_segment_tokens": int(lengths.max()),
+        "min_pack_tokens": int(tokens.min()),
+    }
+
+
+def derived_seed(seed: int, *names: str | int) -> int:
+    """A seed for one purpose, from the job's seed: 63 bits of a sha256."""
+    text = "/".join(str(n) for n in (seed, *names))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
