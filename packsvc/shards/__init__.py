@@ -1,1 +1,59 @@
-"""Room under construction."""
+"""Shards: packs -> Parquet files -> packs, and the manifest that names them.
+
+`layout` says what a shard is, `columns` turns packs into Arrow tables and back, `writer` makes whole files,
+`reader` reads and checks them, `manifest` (with `entries` and `parsing`) is the record of all of them,
+`reject_files` keeps what was not packed.
+"""
+
+from packsvc.shards.columns import from_tables, to_table
+from packsvc.shards.entries import InputEntry, RejectEntry, ShardEntry, TableEntry
+from packsvc.shards.layout import (
+    COUNT_COLUMNS,
+    FORMAT_VERSION,
+    ORIGIN_COLUMNS,
+    TOKEN_COLUMNS,
+    ShardMeta,
+    packs_per_page,
+    packs_per_row_group,
+    packs_per_shard,
+    schema,
+    shard_file_name,
+    shard_name,
+    shard_of_path,
+)
+from packsvc.shards.manifest import MANIFEST, PACK_KEYS, PLAN, SOURCE_KEYS, TOTAL_KEYS, Manifest
+from packsvc.shards.reader import ShardReader
+from packsvc.shards.reject_files import REJECT_SCHEMA, read_rejects, write_rejects
+from packsvc.shards.writer import write_shard
+
+__all__ = [
+    "COUNT_COLUMNS",
+    "FORMAT_VERSION",
+    "MANIFEST",
+    "ORIGIN_COLUMNS",
+    "PACK_KEYS",
+    "PLAN",
+    "REJECT_SCHEMA",
+    "SOURCE_KEYS",
+    "TOKEN_COLUMNS",
+    "TOTAL_KEYS",
+    "InputEntry",
+    "Manifest",
+    "RejectEntry",
+    "ShardEntry",
+    "ShardMeta",
+    "ShardReader",
+    "TableEntry",
+    "from_tables",
+    "packs_per_page",
+    "packs_per_row_group",
+    "packs_per_shard",
+    "read_rejects",
+    "schema",
+    "shard_file_name",
+    "shard_name",
+    "shard_of_path",
+    "to_table",
+    "write_rejects",
+    "write_shard",
+]

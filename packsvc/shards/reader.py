@@ -1,0 +1,251 @@
+"""One shard, read by pyarrow: the plain path that checks everything, and the slow twin of faster readers.
+
+Opening compares size, file metadata, columns and number of packs with the manifest; page checksums are verified
+at every read. Whatever does not fit is a `DamageError` that names the shard and, where it can be told, the row
+group, the column and the pack. Reading goes row group by row group and never joins Arrow lists: their 32-bit
+offsets overflow beyond 2^31 values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from packsvc.errors import DamageError, StorageError
+from packsvc.shards.columns import from_tables, same_shape
+from packsvc.shards.entries import ShardEntry
+from packsvc.shards.layout import (
+    COUNT_COLUMNS,
+    FORMAT_VERSION,
+    KEY_FORMAT,
+    KEY_PLAN_ID,
+    KEY_SEQ_LEN,
+    KEY_SHARD,
+    schema,
+    shard_of_path,
+)
+from packsvc.storage import Store, is_passing, retrying
+from packsvc.types import PackColumns
+
+T = TypeVar("T")
+
+
+class ShardReader:
+    """The packs of one shard, numbered from 0; opened at the first use."""
+
+    def __init__(self, store: Store, entry: ShardEntry, *, plan_id: str, seq_len: int) -> None:
+        self.store = store
+        self.entry = entry
+        self.plan_id = plan_id
+        self.seq_len = seq_len
+        self._file: pq.ParquetFile | None = None
+        self._source: Any = None
+        self._offsets: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
+
+    def __enter__(self) -> ShardReader:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def where(self) -> str:
+        """The shard as errors name it."""
+        return self.store.describe(self.entry.path)
+
+    @property
+    def num_packs(self) -> int:
+        """Packs in the shard."""
+        return int(self._row_group_offsets()[-1])
+
+    @property
+    def num_row_groups(self) -> int:
+        return len(self._row_group_offsets()) - 1
+
+    @property
+    def row_group_offsets(self) -> NDArray[np.int64]:
+        """(row groups + 1,) first pack of each row group."""
+        return self._row_group_offsets()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns as the file has them."""
+        return self.open().schema_arrow
+
+    @property
+    def loss_weights(self) -> bool:
+        """Whether the shard has the column `loss_weight`."""
+        return "loss_weight" in self.schema.names
+
+    def open(self) -> pq.ParquetFile:
+        """The file, checked against the manifest. Raises DamageError, StorageError."""
+        if self._file is None:
+            info = self.store.info(self.entry.path)
+            if info is None:
+                raise DamageError(f"{self.where}: the shard is gone, but the manifest names it")
+            if info.size_bytes != self.entry.size_bytes:
+                raise DamageError(f"{self.where}: {info.size_bytes} bytes, the manifest says {self.entry.size_bytes}")
+            self._file = self._guarded(self._open_file)
+            try:
+                self._check_identity(self._file)
+            except BaseException:
+                self.close()
+                raise
+        return self._file
+
+    def read(self, start: int = 0, stop: int | None = None, columns: Sequence[str] | None = None) -> PackColumns:
+        """Packs [start, stop) of the shard.
+
+        Args:
+            start: Number of the first pack inside the shard.
+            stop: One past the last; None: all the rest.
+            columns: Which columns to read besides the counts; None: all. What is not read is an empty array
+                ((num_packs, 0) for token columns), `loss_weight` None.
+
+        Raises:
+            DamageError: A page's checksum is wrong, or the content does not line up.
+            IndexError: No such packs.
+        """
+        offsets = self._row_group_offsets()
+        stop = self.num_packs if stop is None else stop
+        if not 0 <= start <= stop <= self.num_packs:
+            raise IndexError(f"{self.where}: packs {start} to {stop} of {self.num_packs}")
+        names = self._names(columns)
+        tables = []
+        for group in range(len(offsets) - 1):
+            first, last = int(offsets[group]), int(offsets[group + 1])
+            if first < stop and last > start:
+                low, high = max(start, first), min(stop, last)
+                tables.append(self.row_group(group, names).slice(low - first, high - low))
+        return from_tables(tables, seq_len=self.seq_len, names=names, where=self.where, first_pack=start)
+
+    def chunks(self, columns: Sequence[str] | None = None) -> Iterator[PackColumns]:
+        """The packs row group by row group: memory holds one of them."""
+        offsets = self._row_group_offsets()
+        for group in range(len(offsets) - 1):
+            yield self.read(int(offsets[group]), int(offsets[group + 1]), columns)
+
+    def row_group(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row group as a table. Raises DamageError naming row group, column and pack."""
+        names = self._names(columns)
+        file = self.open()
+        try:
+            return self._guarded(lambda: file.read_row_group(group, columns=names, use_threads=False))
+        except DamageError as error:
+            raise DamageError(self._locate(group, names) or f"{error} (row group {group})") from error
+
+    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The whole shard as a chunked table, one chunk a row group."""
+        names = self._names(columns)
+        tables = [self.row_group(group, names) for group in range(self.num_row_groups)]
+        return pa.concat_tables(tables) if tables else self.schema.empty_table().select(names)
+
+    def verify_hash(self) -> None:
+        """Compare the file's sha256 with the manifest. Raises DamageError."""
+        try:
+            digest = hashlib.sha256(self.store.read(self.entry.path)).hexdigest()
+        except FileNotFoundError as error:
+            raise DamageError(f"{self.where}: the shard is gone, but the manifest names it") from error
+        if digest != self.entry.sha256:
+            raise DamageError(f"{self.where}: sha256 is {digest}, the manifest says {self.entry.sha256}")
+
+    def close(self) -> None:
+        """Let go of the file; the next use opens it again."""
+        file, source = self._file, self._source
+        self._file = self._source = None
+        for handle in (file, source):
+            if handle is not None:
+                with contextlib.suppress(OSError):
+                    handle.close()
+
+    def _open_file(self) -> pq.ParquetFile:
+        path = self.entry.path
+        try:
+            self._source = pa.OSFile(self.store.path(path), "rb") if self.store.is_local else self.store.open(path)
+        except FileNotFoundError as error:
+            raise DamageError(f"{self.where}: the shard is gone, but the manifest names it") from error
+        return pq.ParquetFile(self._source, page_checksum_verification=True)
+
+    def _check_identity(self, file: pq.ParquetFile) -> None:
+        stored = {k.decode(): v.decode("utf-8", "replace") for k, v in (file.metadata.metadata or {}).items()}
+        wanted = {
+            KEY_FORMAT: str(FORMAT_VERSION),
+            KEY_PLAN_ID: self.plan_id,
+            KEY_SEQ_LEN: str(self.seq_len),
+            KEY_SHARD: shard_of_path(self.entry.path),
+        }
+        for key, value in wanted.items():
+            if stored.get(key) != value:
+                raise DamageError(
+                    f"{self.where}: {key} is {stored.get(key)!r} in the file and must be {value!r}; "
+                    "this is another shard, or one of another data set, in its place"
+                )
+        if file.metadata.num_rows != self.entry.num_packs:
+            raise DamageError(f"{self.where}: {file.metadata.num_rows} packs, the manifest says {self.entry.num_packs}")
+        found = file.schema_arrow
+        required = schema(self.seq_len, "loss_weight" in found.names)
+        for field in required:
+            index = found.get_field_index(field.name)
+            if index < 0:
+                raise DamageError(f"{self.where}: there is no column {field.name}")
+            if not same_shape(found.field(index).type, field.type):
+                raise DamageError(f"{self.where}: {field.name} is {found.field(index).type}, must be {field.type}")
+
+    def _names(self, columns: Sequence[str] | None) -> list[str]:
+        known = schema(self.seq_len, self.loss_weights).names
+        if columns is None:
+            return known
+        unknown = [name for name in columns if name not in known]
+        if unknown:
+            raise ValueError(f"{self.where}: no column {unknown[0]!r}; there are {', '.join(known)}")
+        return [name for name in known if name in columns or name in COUNT_COLUMNS]
+
+    def _row_group_offsets(self) -> NDArray[np.int64]:
+        if len(self._offsets) == 1:
+            metadata = self.open().metadata
+            sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            self._offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).astype(np.int64)
+        return self._offsets
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        """Run a read: faults of the storage stay faults of the storage, everything else is damage."""
+
+        def attempt() -> T:
+            try:
+                return call()
+            except (pa.ArrowException, ValueError, OSError, EOFError) as error:
+                if is_passing(error) or (isinstance(error, OSError) and error.errno is not None):
+                    raise
+                raise DamageError(f"{self.where}: cannot be read: {_one_line(error)}") from error
+
+        try:
+            return retrying(self.where, attempt)
+        except FileNotFoundError as error:
+            raise StorageError(f"{self.where}: went away while it was read") from error
+
+    def _locate(self, group: int, names: Sequence[str]) -> str | None:
+        """Where in a row group reading fails first: each column again, pack by pack."""
+        first = int(self._row_group_offsets()[group])
+        for name in names:
+            pack = first
+            try:
+                for batch in self.open().iter_batches(batch_size=1, row_groups=[group], columns=[name]):
+                    pack += batch.num_rows
+            except (pa.ArrowException, ValueError, OSError) as error:
+                return f"{self.where}, row group {group}, pack {pack}: {name} is damaged: {_one_line(error)}"
+        return None
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
