@@ -12,6 +12,7 @@ import datetime
 import difflib
 import os
 import re
+from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,7 +86,7 @@ def parse_size(value: Any) -> Any:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"{value!r} is not a size; write for example 256MB or 1GiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    return int(Decimal(match[1]) * _UNITS[match[2].upper()])
 
 
 def format_size(size_bytes: int) -> str:

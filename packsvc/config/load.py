@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ def _unique_mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False)
     seen: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, Hashable):
+            raise yaml.constructor.ConstructorError(None, None, "a key must be a plain value", key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
         seen.add(key)
@@ -48,9 +50,11 @@ def load_job(path: str | os.PathLike[str], overrides: Mapping[str, Any] | None =
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"{where}: cannot read the job file: {reason}") from error
     try:
-        data = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+        data = _copied(yaml.load(text, Loader=_Loader))
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-01
         raise ConfigError(f"{where}: not YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}: nested too deeply, or a value that contains itself") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: a job file is a mapping of keys to values; `packsvc init` writes one")
     return parse_job(data, overrides=overrides, base=where.resolve().parent, where=str(where))
@@ -83,7 +87,7 @@ def parse_set(items: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"--set {item!r}: write key=value, e.g. --set packing.align=16")
         try:
             out[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"--set {item!r}: the value is not YAML: {error}") from error
     return out
 

@@ -96,8 +96,11 @@ def is_passing(error: BaseException) -> bool:
         if isinstance(seen, OSError) and seen.errno in _PASSING_ERRNO:
             return True
         text = str(seen)
-        if isinstance(seen, OSError) and any(
-            w in text for w in ("SlowDown", "reduce your request rate", "503", "InternalError")
+        # An error of the system has a number and its text holds a path, in which anything may stand.
+        if (
+            isinstance(seen, OSError)
+            and seen.errno is None
+            and any(w in text for w in ("SlowDown", "reduce your request rate", "503", "InternalError"))
         ):
             return True
         seen = seen.__cause__ or seen.__context__
@@ -205,7 +208,10 @@ class Store:
     def publish(self, name: str, data: bytes) -> None:
         """Write a whole file under its final name, over whatever stands there."""
         if not self.is_local:
-            retrying(self.describe(name), lambda: self.fs.pipe_file(self.path(name), data))
+            try:
+                retrying(self.describe(name), lambda: self.fs.pipe_file(self.path(name), data))
+            except FileNotFoundError as error:
+                raise StorageError(f"{self.describe(name)}: there is no such bucket or folder") from error
             return
         with self._temporary(name, data) as temporary:
             retrying(self.describe(name), lambda: os.replace(temporary, self.path(name)))
@@ -260,6 +266,8 @@ class Store:
         except FileExistsError:
             if tries == 1 or self.read(name) != data:
                 raise
+        except FileNotFoundError as error:
+            raise StorageError(f"{self.describe(name)}: there is no such bucket or folder") from error
 
     def remove(self, name: str) -> None:
         """Remove a file; one that is gone already is no error."""
@@ -273,6 +281,13 @@ class Store:
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
 
+    def _make_folder(self, folder: str) -> None:
+        try:
+            retrying(folder, lambda: os.makedirs(folder, exist_ok=True))
+        except (FileNotFoundError, FileExistsError) as error:
+            # A file stands where the folder should be: that must not pass for "somebody wrote it already".
+            raise StorageError(f"{folder}: the folder cannot be made: {_plain(error)}") from error
+
     @contextlib.contextmanager
     def _temporary(self, name: str, data: bytes) -> Iterator[str]:
         """A local temporary file beside `name`, written and synced; gone afterwards whatever happens."""
@@ -280,17 +295,14 @@ class Store:
         temporary = f"{final}.{os.getpid()}-{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}"
 
         def write() -> None:
-            os.makedirs(os.path.dirname(final), exist_ok=True)
             with open(temporary, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
 
         try:
-            try:
-                retrying(self.describe(name), write)
-            except FileNotFoundError as error:
-                raise StorageError(f"{self.describe(name)}: the folder cannot be made") from error
+            self._make_folder(os.path.dirname(final))
+            retrying(self.describe(name), write)
             yield temporary
         finally:
             with contextlib.suppress(OSError):

@@ -1,0 +1,52 @@
+# make demo   pack, check, look at and train on the quickstart
+# make test   the whole test suite
+# make check  formatter, linter, types, import order, and the suite
+# Each makes .venv first and installs into it, once per change of pyproject.toml.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+VENV ?= .venv
+# The first of these that is Python 3.11 or later.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+# Installed before the rest, so that pip takes a CPU build of it where one is offered.
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed-$(shell cat pyproject.toml Makefile | cksum | cut -d" " -f1)
+
+.PHONY: help demo test check lint format clean-venv
+
+help:
+	@sed -n 's/^# //p' Makefile | head -4
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "packsvc needs Python 3.11 or later; none was found (set PYTHON=...)" >&2; exit 2; }
+	@echo "== making $(VENV) with $$($(PYTHON) --version) (a few minutes, once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet "$(TORCH)" \
+		|| echo "   no $(TORCH) here; taking what pyproject.toml admits"
+	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@rm -f $(VENV)/installed-*
+	@touch $@
+
+demo: $(STAMP)
+	@PATH="$(abspath $(BIN)):$$PATH" bash pipelines/quickstart/demo.sh
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: lint test
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_imports.py
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean-venv:
+	rm -rf $(VENV)

@@ -1,0 +1,117 @@
+"""How results look on stdout: one JSON document, or aligned plain text."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    import orjson
+
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    sys.stdout.write(orjson.dumps(value, default=str, option=options).decode() + "\n")
+
+
+def number(value: Any) -> str:
+    """A value as a person reads it.
+
+    >>> number(245000), number(0.99691), number(None), number(True), number("chat")
+    ('245,000', '0.9969', '-', 'yes', 'chat')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return str(value)
+
+
+def size(size_bytes: float) -> str:
+    """Bytes in the unit that reads best.
+
+    >>> size(900), size(1_234_567)
+    ('900 B', '1.2 MB')
+    """
+    for unit in ("B", "KB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Columns with a heading; numbers to the right, words to the left."""
+    kept = [list(row) for row in rows]
+    cells = [list(columns), *([number(value) for value in row] for row in kept)]
+    right = [
+        any(isinstance(row[i], (int, float)) for row in kept) and not any(isinstance(row[i], str) for row in kept)
+        for i in range(len(columns))
+    ]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def facts(values: Mapping[str, str]) -> str:
+    """Name and value, one a line, aligned."""
+    width = max(map(len, values), default=0)
+    return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in values.items())
+
+
+def shown_path(path: str) -> str:
+    """A path as one would type it here.
+
+    >>> shown_path("s3://bucket/out"), shown_path(os.path.join(os.getcwd(), "out"))
+    ('s3://bucket/out', 'out')
+    """
+    if "://" in path:
+        return path
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def summary(totals: Mapping[str, Any]) -> str:
+    """What a packed output holds, from the totals of its manifest."""
+    slots = totals["tokens"] + totals["padding_tokens"]
+    share = totals["loss_tokens"] / totals["tokens"] if totals["tokens"] else 0.0
+    values = {
+        "rows": number(totals["rows"]),
+        "packed": number(totals["packed"]),
+        "rejected": number(totals["rejected"]) + _by_reason(totals["rejected_by_reason"]),
+        "segments": f"{number(totals['segments'])}, at most {number(totals['max_segments'])} in a pack",
+        "packs": number(totals["packs"]),
+        "tokens": f"{number(totals['tokens'])}, of {number(slots)} places",
+        "efficiency": number(float(totals["efficiency"])),
+        "loss tokens": f"{number(totals['loss_tokens'])} ({share:.1%} of the tokens)",
+    }
+    said = {
+        "filtered": "rows left out by `where`",
+        "left_out": "rows left out by weight",
+        "rejected_parts": "refused parts of packed rows",
+        "truncated": "rows cut to fit",
+        "split": "rows cut into fragments",
+        "reasoning_dropped": "trained turns without loss: the template leaves their reasoning out",
+        "turns_without_stop": "trained turns that no stop token ends",
+        "edge_tokens": "tokens across the start of an answer, counted as prompt",
+        "cut_tokens": "tokens cut",
+        "rejected_tokens": "tokens of rejected rows",
+        "repeated_tokens": "tokens packed again by weight or after a cut",
+    }
+    values |= {key.replace("_", " "): f"{number(totals[key])} {text}" for key, text in said.items() if totals.get(key)}
+    return facts(values)
+
+
+def _by_reason(reasons: Mapping[str, int]) -> str:
+    return f" ({', '.join(f'{reason} {number(n)}' for reason, n in reasons.items())})" if reasons else ""
