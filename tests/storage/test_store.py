@@ -189,7 +189,7 @@ def test_temporary_names_never_look_like_results(tmp_path: Path, monkeypatch: An
 def test_a_file_where_the_output_should_be_is_told(tmp_path: Path, verb: str, name: str) -> None:
     """Not taken for "somebody wrote it already"."""
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(StorageError, match="the folder cannot be made|Not a directory"):
+    with pytest.raises(StorageError, match=r"the folder cannot be made|Not a directory"):
         getattr(Store(str(tmp_path / "out")), verb)(name, b"{}")
     assert (tmp_path / "out").read_text() == "a file"
 
