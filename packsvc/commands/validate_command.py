@@ -34,6 +34,8 @@ def validate(
       packsvc validate out --against-sources --sample 1000
       packsvc validate s3://bucket/out --json
     """
+    if sample is not None and not against_sources:
+        raise typer.BadParameter("--sample is a number of rows for --against-sources")
     from packsvc.validation import validate as run
 
     report = run(out, against_sources=against_sources, sample=sample, workers=workers, address=address)
