@@ -29,6 +29,8 @@ def number(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
+        if 0.99995 <= value < 1:
+            return "0.9999"  # a ratio that falls short of 1 never reads as 1
         return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
     return str(value)
 
