@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from packsvc.config import PackJob, load_job
-    from packsvc.run import pack
+    from packsvc.run import pack, repack
     from packsvc.shards import Manifest
     from packsvc.statistics import query, stats
     from packsvc.stream import PackedBatch, PackStream
@@ -32,6 +32,7 @@ _HOMES = {
     "load_job": "packsvc.config",
     "pack": "packsvc.run",
     "query": "packsvc.statistics",
+    "repack": "packsvc.run",
     "stats": "packsvc.statistics",
     "validate": "packsvc.validation",
 }
@@ -45,6 +46,7 @@ __all__ = [
     "load_job",
     "pack",
     "query",
+    "repack",
     "stats",
     "validate",
 ]

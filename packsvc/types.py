@@ -196,6 +196,8 @@ class PieceKind(StrEnum):
     """Parquet, Arrow: rows [start, stop)."""
     RECUT = "recut"
     """`path` is a file made from rows [start, stop) of a compressed input, one line a row."""
+    SHARD = "shard"
+    """Packing again: packs [start, stop) of the shard number `file` of another output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

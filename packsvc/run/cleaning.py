@@ -95,7 +95,8 @@ def _refuse_alive(store: Store) -> None:
     age = time.time() - float(tree.get("updated_at") or info.mtime or 0.0)
     if age < ALIVE_SECONDS and tree.get("stage") != "done":
         raise StateError(
-            f"{store.url}: a run is alive ({PROGRESS_NAME} is {age:.0f} s old); wait for its end, or use --force if it is dead"
+            f"{store.url}: a run is alive ({PROGRESS_NAME} is {age:.0f} s old); wait for its end, or use --force if it "
+            f"is dead"
         )
 
 

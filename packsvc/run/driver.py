@@ -17,7 +17,7 @@ from packsvc.encode import Encoder, load_encoder
 from packsvc.errors import ClusterError, FormatError, GroupError, LimitError, PacksvcError, StateError, WorldError
 from packsvc.run.executors import Executor, InProcess, Outcome, make_executor, memory_for
 from packsvc.run.finish import MANIFEST_NAME, read_commits, write_manifest
-from packsvc.run.group import check_limits, commit_name, pack_group, pack_tail_group
+from packsvc.run.group import check_limits, commit_name, pack_group, pack_tail_group, repack_group
 from packsvc.run.planfile import PLAN_NAME, Plan, canonical_json, differences, identity, shaping_versions
 from packsvc.run.planning import (
     check_changed,
@@ -61,10 +61,10 @@ def pack(
     """
     if limit is not None:
         job = job.model_copy(update={"output": f"{job.output.rstrip('/')}-limit-{limit}"})
-    return _Run(job, workers, address, limit, watch, dict(storage_options or {})).run()
+    return Run(job, workers, address, limit, watch, dict(storage_options or {})).run()
 
 
-class _Run:
+class Run:
     """One run of a job; stores arguments, `run` works."""
 
     def __init__(
@@ -88,11 +88,7 @@ class _Run:
 
     def run(self) -> Manifest:
         try:
-            encoder = load_encoder(self.job)
-            for line in encoder.audit_lines:
-                self.reporter.say(line)
-            plan = self._plan(encoder)
-            return self._work(plan)
+            return self._work(self.make_plan())
         finally:
             if self._executor is not None:
                 self._executor.close()
@@ -108,7 +104,11 @@ class _Run:
 
     # ---- the plan
 
-    def _plan(self, encoder: Encoder) -> Plan:
+    def make_plan(self) -> Plan:
+        """The plan that stands in the output if it is this job's, else a new one."""
+        encoder = load_encoder(self.job)
+        for line in encoder.audit_lines:
+            self.reporter.say(line)
         found = list_all_inputs(self.job, storage_options=self.options)
         try:
             return self._resume(
@@ -179,7 +179,7 @@ class _Run:
         progress = Progress(plan=plan, groups_total=len(plan.groups))
         files = {f.name: f.size_bytes for f in self.store.list()}
         done = self._committed(plan, range(len(plan.groups)), files)
-        total, sent = Counts(), {}
+        total, sent = Counts(), dict[int, int]()
         for group, record in done.items():
             self._note(progress, total, sent, group, record, found=True)
         todo = [g for g in range(len(plan.groups)) if g not in done]
@@ -194,7 +194,7 @@ class _Run:
 
         limits = self.job.limits.model_dump()
         self._run_groups(plan, progress, group_task, {g: (g, limits) for g in todo}, finished, memory)
-        if total.packed == 0:
+        if progress.segments == 0:
             raise LimitError(f"{self.store.url}: nothing was packed, no manifest is written: {_where_rows_went(total)}")
         tails = tail_groups(
             [sent.get(g, 0) for g in range(len(plan.groups))],
@@ -410,6 +410,8 @@ def _plan_of(url: str, options: str, plan_id: str, base: str) -> tuple[Plan, Sto
 
 def group_task(where: Where, group: int, limits: dict[str, float]) -> dict[str, Any]:
     plan, store = _plan_of(where.url, json.dumps(where.options), where.plan_id, where.base)
+    if plan.repacked is not None:
+        return _slim(repack_group(plan, group, store))
     return _slim(pack_group(plan, group, store, limits=Limits(**limits)))
 
 

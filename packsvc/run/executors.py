@@ -8,6 +8,7 @@ about twice the CPUs is kept in flight, recomputed as the cluster grows and shri
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import time
 import traceback
@@ -71,8 +72,7 @@ class OnRay:
     """Ray Core tasks on an embedded local cluster or on the one at `address`."""
 
     def __init__(self, *, workers: int | None, address: str | None, say: Say) -> None:
-        import ray
-
+        ray: Any = importlib.import_module("ray")
         self._ray = ray
         self._say = say
         self._mine = not ray.is_initialized()
@@ -82,7 +82,11 @@ class OnRay:
             **WORKER_ENVIRONMENT,
             **{k: v for k, v in os.environ.items() if k.startswith(("HF_", "PACKSVC_"))},
         }
-        quiet = {"log_to_driver": False, "logging_level": "ERROR", "runtime_env": {"env_vars": environment}}
+        quiet: dict[str, Any] = {
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+            "runtime_env": {"env_vars": environment},
+        }
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
         try:

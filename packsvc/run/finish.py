@@ -80,6 +80,10 @@ def write_manifest(plan: Plan, groups: Sequence[int], store: Store) -> Manifest:
             _add(sources[name], counts)
         for split, source, length, examples in commit["lengths"]:
             lengths[split, source, length] = lengths.get((split, source, length), 0) + examples
+    if plan.repacked is not None:
+        # What became of rows was settled when the segments were made.
+        sources = plan.repacked["sources"]
+        rejects = list(plan.repacked["rejects"])
     order = permutation(len(shards), plan.job.seed, 2)
     shards = [shards[int(i)] for i in order]
     tree = _tree(plan, shards, rejects, sources, audited)
@@ -129,6 +133,7 @@ def _tree(
         "encode": {key: value for key, value in plan.encoder.items() if key != "facts"},
         "audit": {"rows": audited, "differing": 0},
         "readings": plan.readings,
+        **({} if plan.repacked is None else {"repacked": _from(plan.repacked)}),
         "inputs": [
             {
                 "path": f.path,
@@ -149,6 +154,11 @@ def _tree(
         },
         "sources": {name: dict(source) for name, source in sorted(sources.items())},
     }
+
+
+def _from(repacked: Mapping[str, Any]) -> dict[str, Any]:
+    """What the manifest says of the output that the segments came from."""
+    return {key: value for key, value in repacked.items() if key not in ("sources", "rejects", "url")}
 
 
 def pack_facts(shards: Sequence[Mapping[str, Any]], seq_len: int) -> dict[str, Any]:

@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packsvc.assemble import assemble
-from packsvc.config import Limits, PackJob, Source, Strategy
+from packsvc.config import Format, Limits, PackJob, Source, Strategy
 from packsvc.encode import Encoder, merge_batches, open_encoder
 from packsvc.errors import ConflictError, LimitError
 from packsvc.plan import place
 from packsvc.run.planfile import Plan, canonical_json
+from packsvc.run.shardpacks import read_packs
 from packsvc.run.tails import read_tails, select_tails, write_tails
 from packsvc.shards import (
     ShardMeta,
@@ -81,7 +82,7 @@ def pack_group(plan: Plan, group: int, store: Store, *, limits: Limits) -> dict[
         "group": group,
         "kind": "rows",
         "rejects": reject_entry,
-        "sources": _source_records(plan, batch, order, repeats, rows.counts),
+        "sources": _source_records(plan, batch, repeats, rows.counts),
         "lengths": length_rows(plan, job, batch, order),
         "audited": encoder.audited,
     }
@@ -89,6 +90,30 @@ def pack_group(plan: Plan, group: int, store: Store, *, limits: Limits) -> dict[
     record["shards"], tails = _write_packs(
         plan, job, group, batch, order, store, pad_id=encoder.facts.pad_id, send=send
     )
+    record["tails"] = write_tails(batch, tails, group=group, store=store) if len(tails) else None
+    return commit(record, store)
+
+
+def repack_group(plan: Plan, group: int, store: Store) -> dict[str, Any]:
+    """Make a group out of packs of another output; like `pack_group` otherwise. What is counted stays counted there."""
+    job = plan.job
+    batch = read_packs(plan, plan.groups[group], storage_options=store.storage_options)
+    order = np.arange(batch.num_segments, dtype=np.int64)
+    names = sorted({plan.inputs[int(f)].source for f in np.unique(batch.file)})
+    counts = {name: Counts() for name in names}
+    record: dict[str, Any] = {
+        "format": 1,
+        "plan_id": plan.plan_id,
+        "group": group,
+        "kind": "repacked",
+        "rejects": None,
+        "sources": _source_records(plan, batch, np.ones(batch.num_segments, np.int64), counts),
+        "lengths": length_rows(plan, job, batch, order),
+        "audited": 0,
+    }
+    send = len(plan.groups) > 1 and job.packing.strategy is not Strategy.NEXT_FIT
+    pad_id = plan.encoder["facts"]["pad_id"]
+    record["shards"], tails = _write_packs(plan, job, group, batch, order, store, pad_id=pad_id, send=send)
     record["tails"] = write_tails(batch, tails, group=group, store=store) if len(tails) else None
     return commit(record, store)
 
@@ -132,7 +157,10 @@ def commit(record: dict[str, Any], store: Store) -> dict[str, Any]:
 
 def _read(plan: Plan, job: PackJob, group: int, store: Store, encoder: Encoder) -> _Rows:
     sources = {s.name: s for s in job.sources}
-    readings = {name: Reading.from_json(tree) for name, tree in plan.readings.items()}
+    readings = {
+        name: Reading(format=Format(tree["format"]), columns=tree["columns"], why=tree["why"])
+        for name, tree in plan.readings.items()
+    }
     out = _Rows()
     for piece in plan.groups[group]:
         file = plan.inputs[piece.file]
@@ -242,7 +270,6 @@ def check_limits(limits: Limits, counts: Counts, *, seq_len: int, num_rows: int,
 def _source_records(
     plan: Plan,
     batch: EncodedBatch,
-    order: NDArray[np.int64],
     repeats: NDArray[np.int64],
     counts: Mapping[str, Counts],
 ) -> dict[str, Any]:

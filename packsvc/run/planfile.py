@@ -52,6 +52,8 @@ class Plan:
     versions: dict[str, str]
     limit: int | None = None
     """Rows of each source in a trial run."""
+    repacked: dict[str, Any] | None = None
+    """Packing again from the shards of another output: its `url`, `plan_id`, `digest`, `seq_len`, `sources`."""
 
     @property
     def job(self) -> PackJob:
@@ -70,12 +72,14 @@ class Plan:
         return replace(self, base=base, inputs=tuple(replace(f, url=job.resolve(f.path)) for f in self.inputs))
 
     def to_json(self) -> dict[str, Any]:
+        again = {} if self.repacked is None else {"repacked": self.repacked}
         return {
             "format": FORMAT,
             "plan_id": self.plan_id,
             "config": self.config,
             "base": self.base,
             "limit": self.limit,
+            **again,
             "versions": self.versions,
             "encoder": self.encoder,
             "readings": self.readings,
@@ -99,6 +103,7 @@ class Plan:
                 config=tree["config"],
                 base=tree["base"],
                 limit=tree["limit"],
+                repacked=tree.get("repacked"),
                 versions=tree["versions"],
                 encoder=tree["encoder"],
                 readings=tree["readings"],
