@@ -1,0 +1,99 @@
+"""One epoch as a sequence of global batches: which packs each step takes, from all ranks together.
+
+Step t takes packs [tG, (t+1)G) of the order, G packs being a global batch. Nothing here knows a rank, a thread or
+a worker: they only share out what a step takes, and so cannot change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packsvc.stream.mixing import Mixture
+from packsvc.stream.options import Remainder
+from packsvc.stream.order import PackOrder
+
+_CHUNK = 4096
+"""Places computed at a time: numpy's price per call is shared by many steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picks:
+    """The packs of one global batch, in order."""
+
+    outputs: NDArray[np.int64]
+    """(G,) which output; all 0 unless several are mixed."""
+    packs: NDArray[np.int64]
+    """(G,) pack numbers as that output's manifest counts."""
+    repeated: NDArray[np.bool_]
+    """(G,) True for packs that only fill up the last global batch; they get no targets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """How an epoch of some packs is cut into steps."""
+
+    num_packs: int
+    global_batch: int
+    remainder: Remainder
+
+    def __len__(self) -> int:
+        if self.remainder is Remainder.PAD:
+            return -(-self.num_packs // self.global_batch)
+        return self.num_packs // self.global_batch
+
+    @property
+    def num_dropped(self) -> int:
+        """Packs at the end of the order that no step takes."""
+        return max(0, self.num_packs - len(self) * self.global_batch)
+
+    @property
+    def num_repeated(self) -> int:
+        """Packs from the start of the order that fill up the last step."""
+        return max(0, len(self) * self.global_batch - self.num_packs)
+
+
+class Epoch:
+    """The order of one epoch over one output or a mixture. Used by one thread."""
+
+    def __init__(self, orders: Sequence[PackOrder], mixture: Mixture | None, steps: Steps) -> None:
+        self._orders = orders
+        self._mixture = mixture
+        self._steps = steps
+        self._start = 0
+        self._chunk: tuple[NDArray[np.int64], NDArray[np.int64]] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    def picks(self, step: int) -> Picks:
+        """What step `step` takes."""
+        size, total = self._steps.global_batch, self._steps.num_packs
+        places = np.arange(step * size, (step + 1) * size, dtype=np.int64)
+        repeated = places >= total
+        real = int(size - repeated.sum())
+        outputs, packs = self._range(int(places[0]), int(places[0]) + real)
+        if real < size:
+            # The order is taken from its start again, more than once where a batch is larger than an epoch.
+            first = [self._range(0, min(total, size - real))] * (-(-(size - real) // total))
+            outputs = np.concatenate([outputs, *(part[0] for part in first)])[:size]
+            packs = np.concatenate([packs, *(part[1] for part in first)])[:size]
+        return Picks(outputs=outputs, packs=packs, repeated=repeated)
+
+    def _range(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Output and pack number at places [start, stop) of the order."""
+        if not self._start <= start <= stop <= self._start + len(self._chunk[0]):
+            end = min(max(stop, start + _CHUNK), self._steps.num_packs)
+            self._start, self._chunk = start, self._compute(start, end)
+        low, high = start - self._start, stop - self._start
+        return self._chunk[0][low:high], self._chunk[1][low:high]
+
+    def _compute(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        if self._mixture is None:
+            return np.zeros(stop - start, dtype=np.int64), self._orders[0].packs(np.arange(start, stop, dtype=np.int64))
+        outputs, numbers = self._mixture.picks(start, stop)
+        packs = np.empty_like(numbers)
+        for output, order in enumerate(self._orders):
+            chosen = outputs == output
+            packs[chosen] = order.packs(numbers[chosen])
+        return outputs, packs

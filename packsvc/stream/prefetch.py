@@ -1,0 +1,43 @@
+"""Reads ahead with threads, without changing the order.
+
+Threads, not forked workers: a DataLoader with two forked workers was 10 to 60 times slower on the same source,
+and forks are behind half of the hangs that readers are known for. What is read ahead counts for nothing: a
+reader's position is what was handed out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+AHEAD = 2
+"""Batches being made or waiting, beyond one for each thread."""
+
+
+def prefetch(work: Callable[[A], B], items: Iterable[A], *, threads: int) -> Generator[B, None, None]:
+    """`map(work, items)`, in order, with `threads` threads working ahead; 0: none, each when it is asked for.
+
+    An error is raised where its result would have come. Closing the iterator stops the threads.
+    """
+    if threads == 0:
+        yield from map(work, items)
+        return
+    pid = os.getpid()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="packsvc-read")
+    waiting: deque[Future[B]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) == threads + AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        if os.getpid() == pid:
+            pool.shutdown(wait=True, cancel_futures=True)
