@@ -8,6 +8,7 @@ example, or to a reject with its reason). draft_job writes a first job file from
 from packsvc.sources.choosing import copies, passes
 from packsvc.sources.counting import InputCount, Mark, content_hash, count_input
 from packsvc.sources.cutting import cut_input
+from packsvc.sources.drafting import SourceDraft, draft_job, has_reasoning, look_at, write_job
 from packsvc.sources.examples import read_example, record_text
 from packsvc.sources.listing import list_inputs
 from packsvc.sources.reading import read_piece, sample_files, sample_rows
@@ -18,11 +19,15 @@ __all__ = [
     "InputCount",
     "Mark",
     "Reading",
+    "SourceDraft",
     "content_hash",
     "copies",
     "count_input",
     "cut_input",
+    "draft_job",
+    "has_reasoning",
     "list_inputs",
+    "look_at",
     "passes",
     "read_example",
     "read_piece",
@@ -31,4 +36,5 @@ __all__ = [
     "recut_input",
     "sample_files",
     "sample_rows",
+    "write_job",
 ]

@@ -12,7 +12,8 @@ from packsvc.types import JsonDict, Reason
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _FLAGS = ("train", "weight")
-_TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_TEXT_FIELDS = ("name", "tool_call_id", *REASONING_FIELDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,11 @@ def canonical(raw: Sequence[Any], *, where: str) -> Conversation:
     weights: list[float | None] = []
     part_weights: list[tuple[float | None, ...] | None] = []
     for index, item in enumerate(raw):
+        if _is_plain(item):
+            messages.append(dict(item))
+            weights.append(None)
+            part_weights.append(None)
+            continue
         at = f"{where}[{index}]"
         if not isinstance(item, dict):
             raise (
@@ -48,6 +54,17 @@ def canonical(raw: Sequence[Any], *, where: str) -> Conversation:
             Reason.EMPTY, f"{where} has no content in any message" if messages else f"{where} has no message"
         )
     return Conversation(messages=messages, weights=tuple(weights), part_weights=tuple(part_weights))
+
+
+def _is_plain(item: Any) -> bool:
+    """A known role and a string, nothing else: most messages are; what `_message` would do is known."""
+    return (
+        type(item) is dict
+        and len(item) == 2
+        and type(item.get("content")) is str
+        and type(role := item.get("role")) is str
+        and role in ROLES
+    )
 
 
 def _message(raw: JsonDict, at: str) -> tuple[JsonDict, tuple[float | None, ...] | None]:
@@ -147,7 +164,7 @@ def _has_content(message: JsonDict) -> bool:
         return True
     if isinstance(content, list) and any(part["text"] for part in content):
         return True
-    return any(message.get(name) for name in ("tool_calls", "reasoning_content", "reasoning", "thinking"))
+    return any(message.get(name) for name in ("tool_calls", *REASONING_FIELDS))
 
 
 def tool_schemas(value: Any, *, where: str) -> list[Any] | None:
