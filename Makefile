@@ -24,9 +24,9 @@ $(STAMP):
 	@test -n "$(PYTHON)" || { echo "packsvc needs Python 3.11 or later; none was found (set PYTHON=...)" >&2; exit 2; }
 	@echo "== making $(VENV) with $$($(PYTHON) --version) (a few minutes, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet "$(TORCH)" \
+	@$(BIN)/python -m pip install -qq "$(TORCH)" \
 		|| echo "   no $(TORCH) here; taking what pyproject.toml admits"
-	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@$(BIN)/python -m pip install -qq --editable ".[dev]"
 	@rm -f $(VENV)/installed-*
 	@touch $@
 

@@ -13,6 +13,7 @@ from packsvc.commands import (
     clean_command,
     init_command,
     pack_command,
+    repack_command,
     show_command,
     stats_command,
     validate_command,
@@ -71,6 +72,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "validate": validate_command.validate,
     "stats": stats_command.stats,
     "show": show_command.show,
+    "repack": repack_command.repack,
     "clean": clean_command.clean,
 }
 for _name, _command in COMMANDS.items():

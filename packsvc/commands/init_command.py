@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from packsvc.errors import ConfigError
+from packsvc.errors import ConfigError, PacksvcError
 
 
 def init(
@@ -27,12 +27,27 @@ def init(
     """
     from packsvc.sources import draft_job
 
-    if str(output) == "-":
-        typer.echo(draft_job(paths, tokenizer=tokenizer, folder=Path.cwd()), nl=False)
-        return
-    if output.exists() and not force:
+    to_stdout = str(output) == "-"
+    if output.exists() and not to_stdout and not force:
         raise ConfigError(f"{output}: exists already; name another file with -o, or write over it with --force")
-    text = draft_job(paths, tokenizer=tokenizer, folder=output.parent)
+    where = Path("job.yaml") if to_stdout else output
+    text = draft_job(paths, tokenizer, job_path=where, drops_reasoning=_drops_reasoning(tokenizer))
+    if to_stdout:
+        typer.echo(text, nl=False)
+        return
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {output}; next: packsvc pack {output}")
+    typer.echo(f"wrote {output}; next: packsvc pack {output} --dry-run")
+
+
+def _drops_reasoning(tokenizer: str) -> bool | None:
+    """Whether the template drops the reasoning of earlier turns; None, and a warning, where it cannot be read here."""
+    from packsvc.config import parse_job
+    from packsvc.encode import load_encoder
+
+    job = parse_job({"tokenizer": tokenizer, "sources": [{"path": "-"}]})
+    try:
+        return bool(load_encoder(job).settings["decisions"]["drops_earlier_reasoning"])
+    except PacksvcError as error:
+        typer.echo(f"warning: the tokenizer was not looked at, packing will need it: {error}", err=True)
+        return None

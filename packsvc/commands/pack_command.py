@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from packsvc.commands.options import Address, AsJson, Workers
-from packsvc.commands.printing import number, print_json, shown_path, summary
+from packsvc.commands.printing import print_json, print_packed
 
 if TYPE_CHECKING:
     from packsvc.config import PackJob
@@ -81,13 +81,8 @@ def _run(job: PackJob, *, workers: int | None, address: str | None, limit: int |
 
     with ProgressDisplay() as watch:
         manifest = run(job, workers=workers, address=address, limit=limit, watch=watch)
-    out = shown_path(job.output_url.rstrip("/") + (f"-limit-{limit}" if limit is not None else ""))
-    if as_json:
-        counts = {"totals": manifest.totals, "splits": manifest.splits, "sources": manifest.sources}
-        print_json({"output": out, "name": manifest.name, "plan_id": manifest.plan_id, **counts})
-    else:
-        print(f"{manifest.name}: packed into {out}, {number(manifest.seq_len)} tokens a pack")
-        print(summary(manifest.totals))
+    out = job.output_url.rstrip("/") + (f"-limit-{limit}" if limit is not None else "")
+    print_packed(manifest, out, as_json=as_json)
 
 
 def _dry_run(job: PackJob, *, as_json: bool) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from packsvc.shards import Manifest
 
 
 def print_json(value: Any) -> None:
@@ -117,3 +120,13 @@ def summary(totals: Mapping[str, Any]) -> str:
 
 def _by_reason(reasons: Mapping[str, int]) -> str:
     return f" ({', '.join(f'{reason} {number(n)}' for reason, n in reasons.items())})" if reasons else ""
+
+
+def print_packed(manifest: Manifest, out: str, *, as_json: bool) -> None:
+    """What a run made, at its end."""
+    if as_json:
+        counts = {"totals": manifest.totals, "splits": manifest.splits, "sources": manifest.sources}
+        print_json({"output": out, "name": manifest.name, "plan_id": manifest.plan_id, **counts})
+    else:
+        print(f"{manifest.name}: packed into {shown_path(out)}, {number(manifest.seq_len)} tokens a pack")
+        print(summary(manifest.totals))
