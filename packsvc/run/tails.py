@@ -63,17 +63,18 @@ def write_tails(batch: EncodedBatch, segments: NDArray[np.int64], *, group: int,
     """Write the named segments to `tails/<group>.parquet`; returns its entry for the commit."""
     lengths = np.diff(batch.offsets)[segments]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    bounds: Any = pa.array(offsets)
     at = np.arange(offsets[-1]) + np.repeat(batch.offsets[:-1][segments] - offsets[:-1], lengths)
     columns: dict[str, Any] = {
-        "input_ids": pa.LargeListArray.from_arrays(offsets, batch.input_ids[at]),
-        "loss_mask": pa.LargeListArray.from_arrays(offsets, batch.loss_mask[at]),
+        "input_ids": pa.LargeListArray.from_arrays(bounds, pa.array(batch.input_ids[at])),
+        "loss_mask": pa.LargeListArray.from_arrays(bounds, pa.array(batch.loss_mask[at])),
         "file": batch.file[segments],
         "row": batch.row[segments],
         "part": batch.part[segments],
         "split": batch.split[segments],
     }
     if batch.loss_weight is not None:
-        columns["loss_weight"] = pa.LargeListArray.from_arrays(offsets, batch.loss_weight[at])
+        columns["loss_weight"] = pa.LargeListArray.from_arrays(bounds, pa.array(batch.loss_weight[at]))
     sink = io.BytesIO()
     pq.write_table(pa.table(columns), sink, compression="zstd", write_page_checksum=True, use_dictionary=False)
     data = sink.getvalue()
