@@ -31,8 +31,9 @@ from packsvc.sources.tables import csv_rows
 from packsvc.types import InputFile, PieceKind
 
 COUNT_BLOCK_BYTES = 8 << 20
-MOST_MARKS = 4096
-"""More marks than this at every so-manieth line, and half of them are dropped."""
+FEW_MARKS = 256
+"""An input with more marks than this gets them twice as far apart, up to the widest stride."""
+WIDEST_STRIDE = 4096
 _COLUMNAR = (Container.PARQUET, Container.ARROW_FILE, Container.ARROW_STREAM)
 _BLANK = np.zeros(256, dtype=np.bool_)
 _BLANK[[9, 10, 11, 12, 13, 32]] = True
@@ -66,16 +67,18 @@ class InputCount:
 
 
 def count_input(
-    file: InputFile, *, storage_options: Mapping[str, Any] | None = None, every_row: bool = False
+    file: InputFile, *, storage_options: Mapping[str, Any] | None = None, max_rows: int | None = None
 ) -> InputCount:
     """Count one input.
 
     Args:
-        every_row: A mark at every row; for pieces far smaller than an input (costs memory by rows).
+        max_rows: Rows of the pieces that will be cut at most; the marks are made close enough for those. By
+            default they are at most 4,096 rows apart.
 
     Raises:
         SourceError: Missing, truncated, corrupt; the message names the file.
     """
+    stride = WIDEST_STRIDE if max_rows is None else max(1, max_rows // 4)
     with open_input(file, storage_options) as handle:
         if handle.seek(0, 2) == 0:
             return _empty(file)
@@ -83,7 +86,7 @@ def count_input(
     if shape.container in _COLUMNAR:
         return _count_columnar(file, shape, storage_options)
     with open_input(file, storage_options, hashed=True) as handle:
-        size_bytes, marks = _scan(handle, shape, file, every_row=every_row)
+        size_bytes, marks = _scan(handle, shape, file, stride=stride)
         plain = shape == Shape(compression=Compression.NONE, container=Container.JSONL)
         return InputCount(
             num_rows=marks[-1].num_rows,
@@ -127,14 +130,14 @@ def _count_columnar(file: InputFile, shape: Shape, storage_options: Mapping[str,
     )
 
 
-def _scan(handle: InputHandle, shape: Shape, file: InputFile, *, every_row: bool) -> tuple[int, tuple[Mark, ...]]:
+def _scan(handle: InputHandle, shape: Shape, file: InputFile, *, stride: int) -> tuple[int, tuple[Mark, ...]]:
     if shape.container is Container.JSONL:
-        lines = LineCounter(every_row=every_row)
+        lines = LineCounter(widest_stride=stride)
         for block in blocks(handle, shape.compression, size=COUNT_BLOCK_BYTES):
             lines.add(block)
         return lines.offset, lines.finish()
     size = _Sized(blocks(handle, shape.compression))
-    marker = _Marker(every_row=every_row)
+    marker = _Marker(widest_stride=stride)
     if shape.container is Container.JSON_ARRAY:
         for element in elements(size, name=file):
             marker.add(len(element.data) + 2)
@@ -160,8 +163,8 @@ class _Sized:
 class _Marker:
     """Marks between records that come one at a time, of about known size."""
 
-    def __init__(self, *, every_row: bool) -> None:
-        self._marks = _Marks(every_row=every_row)
+    def __init__(self, *, widest_stride: int) -> None:
+        self._marks = _Marks(widest_stride=widest_stride)
         self._row = 0
         self._offset = 0
         self._since = 0
@@ -178,11 +181,11 @@ class _Marker:
 
 
 class _Marks:
-    """Marks at every `stride`-th row, the stride doubled whenever there are too many, and those to keep anyway."""
+    """Marks at every `stride`-th row, the stride doubled while they are many, and those to keep anyway."""
 
-    def __init__(self, *, every_row: bool) -> None:
+    def __init__(self, *, widest_stride: int) -> None:
         self.stride = 1
-        self._most = None if every_row else MOST_MARKS
+        self._widest = widest_stride
         self._regular: list[Mark] = []
         self._kept: set[Mark] = {Mark(0, 0, 0)}
 
@@ -191,7 +194,7 @@ class _Marks:
             self._kept.add(mark)
         if mark.row % self.stride == 0:
             self._regular.append(mark)
-            if self._most is not None and len(self._regular) > self._most:
+            if len(self._regular) > FEW_MARKS and self.stride * 2 <= self._widest:
                 self.stride *= 2
                 self._regular = [m for m in self._regular if m.row % self.stride == 0]
 
@@ -203,13 +206,13 @@ class LineCounter:
     """Counts lines and rows of blocks, with a mark at the first and the last line start of each block besides
     the regular ones: between two marks lies one line, or no more than a block."""
 
-    def __init__(self, *, every_row: bool = False) -> None:
+    def __init__(self, *, widest_stride: int = WIDEST_STRIDE) -> None:
         self.offset = 0
         self._line = 0
         self._num_rows = 0
         self._open_has_text = False
         self._open = False
-        self._marks = _Marks(every_row=every_row)
+        self._marks = _Marks(widest_stride=widest_stride)
 
     def add(self, block: bytes) -> None:
         """Count one block; lines may run on from block to block."""

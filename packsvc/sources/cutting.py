@@ -40,8 +40,11 @@ def cut_input(
     marks = list(count.marks)
     if count.kind is PieceKind.ROWS:
         marks = list(_refined(marks, max_rows, max_bytes))
-    elif any(not _fits(a, b, max_rows, max_bytes) and b.num_rows - a.num_rows > 1 for a, b in pairwise(marks)):
-        marks = list(count_input(file, storage_options=storage_options, every_row=True).marks)
+    elif wide := [
+        (a, b) for a, b in pairwise(marks) if b.num_rows - a.num_rows > 1 and not _fits(a, b, max_rows, max_bytes)
+    ]:
+        finer = max_rows if all(b.offset - a.offset <= max_bytes for a, b in wide) else 1
+        marks = list(count_input(file, storage_options=storage_options, max_rows=finer).marks)
     cuts = _grouped(marks, max_rows, max_bytes)
     return [_piece(index, count.kind, number, a, b) for number, (a, b) in enumerate(cuts)]
 

@@ -51,7 +51,7 @@ def draft_job(
     paths: Sequence[str],
     tokenizer: str,
     *,
-    job_path: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
     drops_reasoning: bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> str:
@@ -60,15 +60,15 @@ def draft_job(
     Args:
         paths: Files, folders, globs or URLs, relative to the current folder.
         tokenizer: Folder or hub id.
-        job_path: Where the file will stand; local paths in it become relative to its folder.
+        folder: Where the file will stand; local paths in it become relative to that.
         drops_reasoning: Whether the chat template leaves the reasoning of earlier turns out; None: not known.
 
     Raises:
         SourceError: Nothing is found, or a format is not recognised.
     """
-    folder = os.path.dirname(os.path.abspath(job_path))
-    sources = [draft for path in paths for draft in look_at(path, folder=folder, storage_options=storage_options)]
-    return write_job(_distinct(sources), _local(tokenizer, folder), folder=folder, drops_reasoning=drops_reasoning)
+    home = os.path.abspath(folder)
+    sources = [draft for path in paths for draft in look_at(path, folder=home, storage_options=storage_options)]
+    return write_job(_distinct(sources), _local(tokenizer, home), folder=home, drops_reasoning=drops_reasoning)
 
 
 def look_at(path: str, *, folder: str, storage_options: Mapping[str, Any] | None = None) -> list[SourceDraft]:
