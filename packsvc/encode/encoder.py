@@ -1,0 +1,145 @@
+"""Examples to segments with exact ids and an exact mask, and what became of the rest.
+
+    examples -> units (turns) -> Renderer: text and spans -> backend: ids -> byte lengths: mask
+             -> what does not fit (overlong) -> EncodedBatch with closed accounts
+
+`load_encoder` makes an encoder for a job in the driver: it audits the template and chooses the backend. Its
+`settings` are plain JSON that `open_encoder` makes the same encoder from in a worker, without the audit. A seeded
+share of rows is encoded a second time by the slow twin while the job runs.
+
+Price: rendering is most of the time; a batch needs its ids, mask and some bounded buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import orjson
+
+from packsvc.config import Overlong, PackJob
+from packsvc.encode.audit import audit_template
+from packsvc.encode.backends import PROBES, Backend, TruthBackend, choose_backend
+from packsvc.encode.building import BatchBuilder, merge_batches
+from packsvc.encode.byte_lengths import ByteLengths, byte_lengths
+from packsvc.encode.draws import draw_split, is_audited
+from packsvc.encode.overlong import Capacity, Cut, drop_turns, split, truncate_right
+from packsvc.encode.paths import FastPath, Offsets, Path, SlowPath
+from packsvc.encode.render import Renderer
+from packsvc.encode.rendered import Decisions, RowRefused
+from packsvc.encode.segments import Flat, Segment
+from packsvc.encode.tokenizer import LoadedTokenizer, load_tokenizer
+from packsvc.encode.units import Unit, units_of
+from packsvc.errors import EncodeError, LimitError
+from packsvc.types import EncodedBatch, Example, ExampleKind, Reason, TokenizerFacts
+
+HOPELESS = 64
+"""After so many neighbouring turns over the limit, the rest of a row with `turns: each` is not rendered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What encoders of one job share in a process."""
+
+    loaded: LoadedTokenizer
+    renderer: Renderer | None
+    backend: Backend
+    lengths: ByteLengths | None
+    offsets: Offsets
+
+
+class Encoder:
+    """Encodes a job's examples.
+
+    Args:
+        job: What to train on, how long, how to split.
+        tools: Tokenizer, renderer and backend.
+        settings: What `open_encoder` needs to make it again; plain JSON.
+        audit_lines: What the audit has to say to people.
+    """
+
+    def __init__(
+        self, job: PackJob, *, tools: Tools, settings: dict[str, Any], audit_lines: Sequence[str] = ()
+    ) -> None:
+        self.job = job
+        self.settings = settings
+        self.audit_lines = list(audit_lines)
+        self.facts = TokenizerFacts(**settings["facts"])
+        self.audited = 0
+        """Rows that were encoded a second time and found equal."""
+        self.tools = tools
+        self._capacity = Capacity(seq_len=job.seq_len, align=job.packing.align)
+        self._sources = {source.name: source for source in job.sources}
+        self._fast = FastPath(
+            tools.loaded,
+            renderer=tools.renderer,
+            backend=tools.backend,
+            lengths=tools.lengths,
+            offsets=tools.offsets,
+            weights=job.loss_weights,
+        )
+        self._slow = SlowPath(tools.loaded, renderer=tools.renderer, offsets=tools.offsets, weights=job.loss_weights)
+
+    def encode(self, examples: Sequence[Example], *, source: str) -> EncodedBatch:
+        """Encode examples of one source, and a sample of them twice.
+
+        Raises:
+            EncodeError: The two ways disagree, or the job cannot encode such rows at all.
+            LimitError: A row is overlong and the job says `overlong: error`.
+        """
+        batch = self._encode(examples, source=source, path=self._fast)
+        self._audit(examples, batch, source=source)
+        return batch
+
+    def encode_slow(self, examples: Sequence[Example], *, source: str) -> EncodedBatch:
+        """The same batch by offsets, token by token, without byte lengths or a fast backend."""
+        return self._encode(examples, source=source, path=self._slow)
+
+    def _encode(self, examples: Sequence[Example], *, source: str, path: Path) -> EncodedBatch:
+        builder = BatchBuilder(
+            source=source, split_of=lambda example: self._split_of(example, source), weights=self.job.loss_weights
+        )
+        Rows(self.job, examples, builder=builder, path=path, source=source).run()
+        return builder.finish()
+
+    def _split_of(self, example: Example, source: str) -> int:
+        job = self.job
+        fixed = self._sources[source].split if source in self._sources else None
+        if fixed is not None:
+            return job.split_names.index(fixed)
+        if len(job.splits) == 1:
+            return 0
+        return draw_split(job.splits, seed=job.seed, data=self._canonical(example))
+
+    def _canonical(self, example: Example) -> bytes:
+        """What a row says, the same for equal rows."""
+        if example.kind is ExampleKind.TEXT:
+            return b"text\0" + (example.text or "").encode()
+        if example.kind is ExampleKind.PRETOKENIZED:
+            assert example.input_ids is not None
+            assert example.loss_mask is not None
+            ids, mask = example.input_ids.astype("<i4"), example.loss_mask.astype(np.uint8)
+            return b"pretokenized\0" + ids.tobytes() + mask.tobytes()
+        assert self.tools.renderer is not None
+        return self.tools.renderer.canonical(example.messages, example.tools)
+
+    def _audit(self, examples: Sequence[Example], batch: EncodedBatch, *, source: str) -> None:
+        job = self.job
+        chosen = [
+            example
+            for example in examples
+            if is_audited(job.audit_fraction, seed=job.seed, source=source, file=example.file, row=example.row)
+        ]
+        if not chosen:
+            return
+        again = self.encode_slow(chosen, source=source)
+        if difference := first_difference(batch, again, rows=[(e.file, e.row) for e in chosen]):
+            raise EncodeError(
+                f"source {source!r}, {difference}. The fast and the slow way of encoding disagree with "
+                f"{self.facts.backend}; nothing is written from this group. Please report the row; "
+                "without the `fast` extra the tokenizer's own backend is used."
+            )
+        self.audited += len(chosen)
