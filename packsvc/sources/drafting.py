@@ -51,7 +51,7 @@ def draft_job(
     paths: Sequence[str],
     tokenizer: str,
     *,
-    folder: str | os.PathLike[str],
+    job_path: str | os.PathLike[str],
     drops_reasoning: bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> str:
@@ -60,28 +60,46 @@ def draft_job(
     Args:
         paths: Files, folders, globs or URLs, relative to the current folder.
         tokenizer: Folder or hub id.
-        folder: Where the file will stand; local paths in it become relative to that.
+        job_path: Where the file will stand; local paths in it become relative to its folder.
         drops_reasoning: Whether the chat template leaves the reasoning of earlier turns out; None: not known.
 
     Raises:
         SourceError: Nothing is found, or a format is not recognised.
     """
-    home = os.path.abspath(folder)
-    sources = [draft for path in paths for draft in look_at(path, folder=home, storage_options=storage_options)]
-    return write_job(_distinct(sources), _local(tokenizer, home), folder=home, drops_reasoning=drops_reasoning)
+    folder = os.path.dirname(os.path.abspath(job_path))
+    sources = [
+        draft
+        for some in _numbered_together(paths)
+        for draft in look_at(some, folder=folder, storage_options=storage_options)
+    ]
+    return write_job(_distinct(sources), _local(tokenizer, folder), folder=folder, drops_reasoning=drops_reasoning)
 
 
-def look_at(path: str, *, folder: str, storage_options: Mapping[str, Any] | None = None) -> list[SourceDraft]:
-    """The sources that one path makes: one, or one for each kind of rows in its files."""
-    shown = path if is_url(path) else _local(path, folder)
+def _numbered_together(paths: Sequence[str]) -> list[list[str]]:
+    """Paths whose names differ in digits only, as a shell makes them of a glob, are one source."""
+    alike: dict[str, list[str]] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        alike.setdefault(f"{folder}/{re.sub('[0-9]+', '0', name)}", []).append(path)
+    return list(alike.values())
+
+
+def look_at(
+    paths: Sequence[str], *, folder: str, storage_options: Mapping[str, Any] | None = None
+) -> list[SourceDraft]:
+    """The sources that some paths make: one, or one for each kind of rows in their files."""
+    shown = [path if is_url(path) else _local(path, folder) for path in paths]
     job = PackJob(tokenizer="-", sources=[Source(path=shown)]).with_base(folder)
     source = job.sources[0]
+    name = (
+        source.name if len(shown) == 1 else re.sub(r"[-_.]*[0-9]+([-_.]of[-_.]?[0-9]+)?$", "", source.name) or "source"
+    )
     files = list_inputs(source, job=job, storage_options=storage_options)
     kinds = _by_kind(files, source, storage_options)
     if len(kinds) == 1:
-        return [_drafted(source.name, [shown], files, kinds[0][1], storage_options)]
+        return [_drafted(name, shown, files, kinds[0][1], storage_options)]
     return [
-        _drafted(f"{source.name}-{reading.format}", [_dotted(f.path) for f in some], some, reading, storage_options)
+        _drafted(f"{name}-{reading.format}", [_dotted(f.path) for f in some], some, reading, storage_options)
         for some, reading in kinds
     ]
 
