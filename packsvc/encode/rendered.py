@@ -69,4 +69,5 @@ class Decisions:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Decisions:
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
+        return cls(**fields)

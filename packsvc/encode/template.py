@@ -1,0 +1,130 @@
+"""A chat template, compiled once and called directly: plain, or with turn marks.
+
+The environment is transformers' own sandbox (its filters, `{% generation %}` tags and guards), so a render equals
+`apply_chat_template(messages, tools=..., tokenize=False)`; what is left out is its work around every call: copies
+of all values, and the search for callables and media. Messages are prepared once by `messages.py` instead.
+
+Nothing here knows a model. The clock is the job's `date`: a template that asks for today's date without one stops
+the job, since its output would differ tomorrow.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, Template, nodes
+
+from packsvc.encode.turnmarks import MarkWriter, add_marks, install
+from packsvc.errors import EncodeError
+
+# Noncharacters are never legal in interchanged text; the second and third stand in where a text holds the first.
+_NONCHARACTERS = ("\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3", "\U0010fffe", "\U0010ffff")
+
+
+class ClockAskedError(EncodeError):
+    """The template asked for today's date, and the job names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A render and who wrote it."""
+
+    text: str
+    regions: list[tuple[int, int, int]]
+    """(message, start, end) of each run of characters written by one message, in order, none empty."""
+
+
+class TurnTemplate:
+    """One chat template with its fixed variables.
+
+    Args:
+        source: Jinja source.
+        variables: What every render gets besides messages and tools: special tokens and `template_kwargs`.
+        date: What `strftime_now` tells, and `date_string`; None lets a template that asks stop the job.
+    """
+
+    def __init__(self, source: str, *, variables: Mapping[str, Any], date: datetime.date | None) -> None:
+        self.source = source
+        self.variables = dict(variables)
+        if date is not None:
+            self.variables.setdefault("date_string", date.strftime("%d %b %Y"))
+        self._clock = _clock(date)
+        self._sandbox = _sandbox(source)
+        self.tree = self._sandbox.parse(source)
+        self.words = frozenset(n.value for n in self.tree.find_all(nodes.Const) if isinstance(n.value, str))
+        """String literals of the template; roles that it knows are among them."""
+        self._plain = self._compile(self._sandbox.overlay(), self._sandbox.parse(source))
+        self._writers: list[tuple[MarkWriter, Template]] = []
+
+    def plain(self, messages: list[Any], tools: Any, *, add_generation_prompt: bool = False) -> str:
+        """The text that transformers gives; raises whatever the template raises."""
+        return self._run(self._plain, messages, tools, add_generation_prompt)
+
+    def marked(self, messages: list[Any], tools: Any, *, add_generation_prompt: bool = False) -> Marked | None:
+        """The same text and its regions; None when a mark got lost, so that regions cannot be told."""
+        for k in range(len(_NONCHARACTERS)):
+            writer, template = self._writer(k)
+            writer.begin(messages)
+            text = self._run(template, messages, tools, add_generation_prompt)
+            cut = writer.cut(text)
+            if cut is not None and not (
+                writer.captured and cut[0] != self.plain(messages, tools, add_generation_prompt=add_generation_prompt)
+            ):
+                return Marked(*cut)
+            if text.count(writer.noncharacter) == 0 or cut is not None:
+                return None
+        return None
+
+    def _run(self, template: Template, messages: list[Any], tools: Any, add_generation_prompt: bool) -> str:
+        context = template.new_context(
+            {
+                **self.variables,
+                "messages": messages,
+                "tools": tools,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return "".join(template.root_render_func(context))
+
+    def _writer(self, k: int) -> tuple[MarkWriter, Template]:
+        while len(self._writers) <= k:
+            writer = MarkWriter(_NONCHARACTERS[len(self._writers)])
+            tree = self._sandbox.parse(self.source)
+            add_marks(tree)
+            environment = self._sandbox.overlay()
+            install(environment, writer)
+            self._writers.append((writer, self._compile(environment, tree)))
+        return self._writers[k]
+
+    def _compile(self, environment: Environment, tree: nodes.Template) -> Template:
+        tree.set_environment(environment)
+        tree.set_lineno(1)
+        return environment.from_string(tree, globals={"strftime_now": self._clock})
+
+
+def _sandbox(source: str) -> Environment:
+    """transformers' environment for chat templates."""
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        environment: Environment = _compile_jinja_template(source).environment
+    except TemplateSyntaxError as error:
+        raise EncodeError(f"the chat template is not valid Jinja, line {error.lineno}: {error.message}.") from error
+    return environment
+
+
+def _clock(date: datetime.date | None) -> Any:
+    def strftime_now(format: str) -> str:
+        if date is None:
+            raise ClockAskedError(
+                "the chat template asks for today's date, so the same job would give other tokens tomorrow. "
+                "Set `date: YYYY-MM-DD` in the job."
+            )
+        return datetime.datetime.combine(date, datetime.time()).strftime(format)
+
+    return strftime_now
