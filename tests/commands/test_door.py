@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import packsvc.validation
-from packsvc.cli import main
 from packsvc.errors import (
     ClusterError,
     ConfigError,
@@ -32,21 +31,6 @@ from packsvc.errors import (
 )
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command line here; gives its exit code, stdout and stderr."""
-    monkeypatch.setattr(signal, "signal", lambda *rest: None)
-
-    def call(*args: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(args)
-        shown = capsys.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0), shown.out, shown.err
-
-    return call
 
 
 @pytest.fixture
