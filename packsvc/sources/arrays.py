@@ -16,6 +16,7 @@ from packsvc.sources.parsing import NotJson, check_text, shown
 from packsvc.types import InputFile, RawRow
 
 _BLANK = re.compile(r"[ \t\r\n]*")
+_NUMBER = re.compile(r"[-+0-9.eE]*")
 _NEAR_END = 16
 """A parse error this close to the end of what was read may only mean that more must be read."""
 
@@ -122,7 +123,7 @@ class _Window:
             start = self._at
             try:
                 value, stop = self._parse(start)
-                if stop < len(self._text) or self._complete:
+                if self._complete or self._is_whole(start, stop):
                     break
             except json.JSONDecodeError as error:
                 cut = error.pos >= len(self._text) - _NEAR_END or error.msg.startswith("Unterminated string")
@@ -141,6 +142,12 @@ class _Window:
             except NotJson as error:
                 error_text = str(error)
         return Element(text=self._text[start:stop], value=value, error=error_text)
+
+    def _is_whole(self, start: int, stop: int) -> bool:
+        """Whether a value ends before the window does; of a number, the next sign may belong to it ("0" of "0.5")."""
+        number = _NUMBER.match(self._text, start)
+        assert number is not None
+        return max(stop, number.end()) < len(self._text)
 
     def _parse(self, start: int) -> tuple[Any, int]:
         self._refused = None
