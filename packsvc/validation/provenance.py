@@ -108,7 +108,7 @@ def check_provenance(
 
     packed_rows = key[first_of_row]
     whole = rejects.part < 0
-    _check_rejects(key[first], part[first], packed_rows, rejects, findings)
+    _check_records(packed_rows, rejects, findings, complete=origins.complete)
     twice = is_among(packed_rows, np.unique(rejects.row_key[whole]))
     say("provenance", first_of_row[twice], lambda n: "is packed and rejected")
     _check_parts(key[first], part[first], first, rejects, say, complete=origins.complete and rejects.complete)
@@ -118,13 +118,7 @@ def check_provenance(
     return packed, refused
 
 
-def _check_rejects(
-    key: NDArray[np.int64],
-    part: NDArray[np.int32],
-    packed_rows: NDArray[np.int64],
-    rejects: RejectKeys,
-    findings: Findings,
-) -> None:
+def _check_records(packed_rows: NDArray[np.int64], rejects: RejectKeys, findings: Findings, *, complete: bool) -> None:
     """Each record once; part records of packed rows only."""
     order = np.lexsort((rejects.part, rejects.row_key))
     r_key, r_part = rejects.row_key[order], rejects.part[order]
@@ -141,7 +135,8 @@ def _check_rejects(
     again[1:] = (r_key[1:] == r_key[:-1]) & (r_part[1:] == r_part[:-1])
     fail(again, "has two records of the same part")
     fail(~whole & is_among(r_key, r_key[whole]), "is rejected whole and in part")
-    fail(~whole & ~is_among(r_key, packed_rows), "is rejected in part, but nothing of it is packed")
+    if complete:
+        fail(~whole & ~is_among(r_key, packed_rows), "is rejected in part, but nothing of it is packed")
 
 
 def _check_parts(

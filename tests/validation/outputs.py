@@ -6,9 +6,12 @@ independent of both the run and the validation.
 
 from __future__ import annotations
 
-import dataclasses
+import atexit
+import functools
 import hashlib
 import json
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -58,8 +61,18 @@ def job_of(folder: Path, **changes: Any) -> PackJob:
 
 
 def make_output(root: Path, *, seed: int = 0, rows: int = 30, **changes: Any) -> Path:
-    """A packed output of random segments; `changes` go into the job."""
-    job = job_of(root, **changes)
+    """A packed output of random segments under `root`/out; `changes` go into the job."""
+    made = _make_once(seed, rows, json.dumps(changes, sort_keys=True))
+    shutil.copytree(made, root / "out")
+    return root / "out"
+
+
+@functools.cache
+def _make_once(seed: int, rows: int, changes: str) -> Path:
+    folder = tempfile.mkdtemp(prefix="packsvc-made-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    root = Path(folder)
+    job = job_of(root, **json.loads(changes))
     rng = np.random.default_rng(seed)
     inputs = [
         InputFile(path=path, url=str(root / path), source=source, size_bytes=100 * rows, num_rows=rows, mtime=1.0)
@@ -277,7 +290,11 @@ def _shards(
 def facts_of(data: bytes) -> dict[str, int]:
     """Counts of a shard, from its small columns."""
     rows = pq.read_table(pa.BufferReader(data)).to_pylist()
-    longest = [b - a for r in rows for a, b in list(zip(r["cu_seqlens"], r["cu_seqlens"][1:], strict=False))[: r["num_segments"]]]
+    longest = [
+        b - a
+        for r in rows
+        for a, b in list(zip(r["cu_seqlens"], r["cu_seqlens"][1:], strict=False))[: r["num_segments"]]
+    ]
     return {
         "num_packs": len(rows),
         "num_segments": sum(r["num_segments"] for r in rows),
@@ -387,8 +404,3 @@ def table_entry(out: Path, path: str) -> dict[str, Any]:
 
 def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def with_pads(facts: TokenizerFacts, pad_id: int) -> TokenizerFacts:
-    """The same tokenizer with another pad id."""
-    return dataclasses.replace(facts, pad_id=pad_id)
