@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,10 @@ def test_lines_do_not_depend_on_blocks(data: bytes, size: int) -> None:
 def test_any_byte_cuts_give_every_line_once(data: bytes, cuts: list[int], size: int) -> None:
     edges = sorted({0, len(data), *(c for c in cuts if c < len(data))})
     found = []
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         blocks = blocks_of(data[max(start - 1, 0) :], size)
         found.append(list(lines_between(blocks, start=start, stop=stop)))
-    for lines, (start, stop) in zip(found, zip(edges, edges[1:], strict=False), strict=False):
+    for lines, (start, stop) in zip(found, itertools.pairwise(edges), strict=False):
         assert lines == [text for _, at, text in lines_slowly(data) if start <= at < stop]
 
 
@@ -55,7 +56,7 @@ def test_byte_ranges_of_a_file_give_each_row_once_with_its_line_number(
     file = input_at(tmp_path_factory.mktemp("cut") / "a.jsonl", data)
     edges = sorted({0, len(data), *(c for c in cuts if c < len(data))})
     found = []
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         first = sum(1 for _, at, _ in lines_slowly(data) if at < start)
         piece = Piece(file=0, kind=PieceKind.BYTES, start=start, stop=stop, first_row=first)
         found += [(row.row, row.record) for row in rows_of(file, piece)]

@@ -41,7 +41,7 @@ def test_the_fast_parser_gives_what_the_standard_library_gives(value: Any, ascii
     assert strict(parse_json(text)) == strict(json.loads(text)) == strict(parse_json_slowly(text))
 
 
-@given(data=st.binary(max_size=20) | st.text("[]{}:,\"0123456789eE+-.\\untrfalsNI \t", max_size=20).map(str.encode))
+@given(data=st.binary(max_size=20) | st.text('[]{}:,"0123456789eE+-.\\untrfalsNI \t', max_size=20).map(str.encode))
 def test_both_parsers_refuse_the_same_texts(data: bytes) -> None:
     results = []
     for parse in (parse_json, parse_json_slowly):
