@@ -35,11 +35,12 @@ class OffsetIds:
 class AsText:
     """Encodes texts in which some control tokens are only text."""
 
-    def __init__(self, backend: Any, control_tokens: Sequence[str]) -> None:
+    def __init__(self, backend: Any, *, definition: str, control_tokens: Sequence[str]) -> None:
         added = {token.content: i for i, token in backend.get_added_tokens_decoder().items()}
         self._ids = {text: added[text] for text in control_tokens if text in added}
+        self._controls = frozenset(self._ids.values())
         self._pattern = re.compile("|".join(re.escape(t) for t in sorted(added, key=lambda t: (-len(t), t))))
-        self._tokenizer = Tokenizer.from_str(_renamed(backend.to_str(), self._ids))
+        self._tokenizer = Tokenizer.from_str(_renamed(definition, self._ids))
         self._tokenizer.encode_special_tokens = backend.encode_special_tokens
 
     def encode(self, rendered: Rendered) -> OffsetIds:
@@ -54,7 +55,7 @@ class AsText:
             raise RowRefused(Reason.CONTROL_TOKENS, "the text holds U+FDE0 or U+FDE1 beside typed control tokens")
         hidden, places, written = self._hide(text, rendered.typed_controls)
         encoding = self._tokenizer.encode(hidden, add_special_tokens=False)
-        made = Counter(i for i in encoding.ids if i in written.keys() or i in self._ids.values())
+        made = Counter(i for i in encoding.ids if i in self._controls)
         if made != written:
             names = sorted(t for t, i in self._ids.items() if made[i] != written[i])
             raise RowRefused(Reason.CONTROL_TOKENS, f"the tokenizer makes {names} from plain text too")

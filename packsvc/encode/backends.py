@@ -63,10 +63,9 @@ class TruthBackend:
 class FastokensBackend:
     """fastokens: byte-level BPE and its kin in Rust, two buffers for a whole batch."""
 
-    def __init__(self, backend: Any) -> None:
-        fastokens = import_module("fastokens")
-        self._truth = TruthBackend(backend)
-        self._tokenizer = fastokens.Tokenizer.from_json_str(backend.to_str())
+    def __init__(self, definition: str, *, truth: TruthBackend) -> None:
+        self._truth = truth
+        self._tokenizer = import_module("fastokens").Tokenizer.from_json_str(definition)
 
     @property
     def name(self) -> str:
@@ -88,11 +87,17 @@ class BackendChoice:
     why: str
 
 
-def choose_backend(truth: Any, *, probes: Sequence[str]) -> BackendChoice:
-    """The fastest backend whose ids equal the truth's on every probe, with and without special tokens."""
+def choose_backend(truth: Any, *, definition: str, probes: Sequence[str]) -> BackendChoice:
+    """The fastest backend whose ids equal the truth's on every probe, with and without special tokens.
+
+    Args:
+        truth: The tokenizer's own backend.
+        definition: Its `to_str()`.
+        probes: Strings to compare on.
+    """
     own = TruthBackend(truth)
     try:
-        fast = FastokensBackend(truth)
+        fast = FastokensBackend(definition, truth=own)
     except ImportError:
         return BackendChoice(backend=own, why=f"{own.name}; pip install packsvc[fast] for a faster one")
     except BaseException as error:  # a tokenizer it cannot read; its Rust panics are no Exception

@@ -9,14 +9,14 @@ take the offsets path. Tokenizers of other kinds have no table: all of their row
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
-POISON = np.uint16(65535)
+POISON = 65535
 """The length of a token that has none. Lengths only add up, so its row's sum is always too large."""
 
 _SPACE = "\u2581"
@@ -38,9 +38,9 @@ class ByteLengths:
     """The text is brought into Unicode's form C first."""
 
 
-def byte_lengths(backend: Any) -> ByteLengths | None:
-    """The table of a tokenizer; None when byte lengths cannot be told from its definition."""
-    spec = json.loads(backend.to_str())
+def byte_lengths(backend: Any, *, definition: str) -> ByteLengths | None:
+    """The table of a tokenizer; None when byte lengths cannot be told from its definition, its `to_str()`."""
+    spec = orjson.loads(definition)
     model = spec["model"]
     if model.get("type") != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return None
@@ -91,7 +91,7 @@ def _is_space_rule(rule: dict[str, Any]) -> bool:
 
 
 def _byte_level_length(text: str) -> int:
-    return len(text) if _ALPHABET.issuperset(text) else int(POISON)
+    return len(text) if _ALPHABET.issuperset(text) else POISON
 
 
 def _utf8_length(text: str) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packsvc.types import EncodedBatch
 
@@ -50,7 +52,10 @@ def _segment_difference(one: EncodedBatch, x: int, other: EncodedBatch, y: int) 
         return f"part and split are {(one.part[x], one.split[x])} and {(other.part[y], other.split[y])}"
     a = slice(int(one.offsets[x]), int(one.offsets[x + 1]))
     b = slice(int(other.offsets[y]), int(other.offsets[y + 1]))
-    pairs = [("id", one.input_ids[a], other.input_ids[b]), ("loss mask", one.loss_mask[a], other.loss_mask[b])]
+    pairs: list[tuple[str, NDArray[Any], NDArray[Any]]] = [
+        ("id", one.input_ids[a], other.input_ids[b]),
+        ("loss mask", one.loss_mask[a], other.loss_mask[b]),
+    ]
     if one.loss_weight is not None and other.loss_weight is not None:
         pairs.append(("loss weight", one.loss_weight[a], other.loss_weight[b]))
     for what, left, right in pairs:

@@ -12,36 +12,34 @@ Price: rendering is most of the time; a batch needs its ids, mask and some bound
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 
-from packsvc.config import Overlong, PackJob
-from packsvc.encode.audit import audit_template
-from packsvc.encode.backends import PROBES, Backend, TruthBackend, choose_backend
-from packsvc.encode.building import BatchBuilder, merge_batches
-from packsvc.encode.byte_lengths import ByteLengths, byte_lengths
+from packsvc.config import PackJob
+from packsvc.encode.backends import Backend
+from packsvc.encode.building import BatchBuilder
+from packsvc.encode.byte_lengths import ByteLengths
+from packsvc.encode.comparing import first_difference
 from packsvc.encode.draws import draw_split, is_audited
-from packsvc.encode.overlong import Capacity, Cut, drop_turns, split, truncate_right
-from packsvc.encode.paths import FastPath, Offsets, Path, SlowPath
+from packsvc.encode.explaining import TokenNote, note_chat, note_ready
+from packsvc.encode.fast_path import FastPath
+from packsvc.encode.masks import mask_from_offsets
+from packsvc.encode.paths import Offsets, Path, render_unit
 from packsvc.encode.render import Renderer
-from packsvc.encode.rendered import Decisions, RowRefused
-from packsvc.encode.segments import Flat, Segment
-from packsvc.encode.tokenizer import LoadedTokenizer, load_tokenizer
+from packsvc.encode.rendered import Rendered, RowRefused
+from packsvc.encode.rows import Rows
+from packsvc.encode.slow_path import SlowPath
+from packsvc.encode.tokenizer import LoadedTokenizer
 from packsvc.encode.units import Unit, units_of
-from packsvc.errors import EncodeError, LimitError
-from packsvc.types import EncodedBatch, Example, ExampleKind, Reason, TokenizerFacts
-
-HOPELESS = 64
-"""After so many neighbouring turns over the limit, the rest of a row with `turns: each` is not rendered."""
+from packsvc.errors import EncodeError
+from packsvc.types import EncodedBatch, Example, ExampleKind, TokenizerFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
+class Engine:
     """What encoders of one job share in a process."""
 
     loaded: LoadedTokenizer
@@ -56,13 +54,13 @@ class Encoder:
 
     Args:
         job: What to train on, how long, how to split.
-        tools: Tokenizer, renderer and backend.
+        engine: Tokenizer, renderer and backend.
         settings: What `open_encoder` needs to make it again; plain JSON.
         audit_lines: What the audit has to say to people.
     """
 
     def __init__(
-        self, job: PackJob, *, tools: Tools, settings: dict[str, Any], audit_lines: Sequence[str] = ()
+        self, job: PackJob, *, engine: Engine, settings: dict[str, Any], audit_lines: Sequence[str] = ()
     ) -> None:
         self.job = job
         self.settings = settings
@@ -70,18 +68,17 @@ class Encoder:
         self.facts = TokenizerFacts(**settings["facts"])
         self.audited = 0
         """Rows that were encoded a second time and found equal."""
-        self.tools = tools
-        self._capacity = Capacity(seq_len=job.seq_len, align=job.packing.align)
+        self._engine = engine
         self._sources = {source.name: source for source in job.sources}
         self._fast = FastPath(
-            tools.loaded,
-            renderer=tools.renderer,
-            backend=tools.backend,
-            lengths=tools.lengths,
-            offsets=tools.offsets,
+            engine.loaded,
+            renderer=engine.renderer,
+            backend=engine.backend,
+            lengths=engine.lengths,
+            offsets=engine.offsets,
             weights=job.loss_weights,
         )
-        self._slow = SlowPath(tools.loaded, renderer=tools.renderer, offsets=tools.offsets, weights=job.loss_weights)
+        self._slow = SlowPath(engine.loaded, renderer=engine.renderer, offsets=engine.offsets, weights=job.loss_weights)
 
     def encode(self, examples: Sequence[Example], *, source: str) -> EncodedBatch:
         """Encode examples of one source, and a sample of them twice.
@@ -97,6 +94,35 @@ class Encoder:
     def encode_slow(self, examples: Sequence[Example], *, source: str) -> EncodedBatch:
         """The same batch by offsets, token by token, without byte lengths or a fast backend."""
         return self._encode(examples, source=source, path=self._slow)
+
+    def explain(self, example: Example, *, part: int | None = None) -> list[TokenNote]:
+        """Every token of an example as it is before any policy for length, with its weight and the reason for it.
+
+        Args:
+            part: With `turns: each`, the turn to look at; None: all of them, one after the other.
+
+        Raises:
+            RowRefused: The example would be rejected.
+        """
+        notes: list[TokenNote] = []
+        for unit in units_of(example, row=0, turns=self.job.turns):
+            if part is None or part == unit.number:
+                notes += self._explain_unit(unit)
+        return notes
+
+    def _explain_unit(self, unit: Unit) -> list[TokenNote]:
+        engine, backend = self._engine, self._engine.loaded.backend
+        if unit.example.kind is not ExampleKind.CHAT:
+            segment = self._slow.one(unit)
+            if isinstance(segment, RowRefused):
+                raise segment
+            return note_ready(segment, backend)
+        rendered = render_unit(engine.renderer, unit)
+        if not isinstance(rendered, Rendered):
+            raise rendered if rendered is not None else AssertionError("a chat renders or is refused")
+        tokens = engine.offsets.encode(rendered)
+        weights = mask_from_offsets(tokens.offsets, rendered.spans).weight
+        return note_chat(tokens, rendered, weights=weights, unit=unit, job=self.job, backend=backend)
 
     def _encode(self, examples: Sequence[Example], *, source: str, path: Path) -> EncodedBatch:
         builder = BatchBuilder(
@@ -123,8 +149,8 @@ class Encoder:
             assert example.loss_mask is not None
             ids, mask = example.input_ids.astype("<i4"), example.loss_mask.astype(np.uint8)
             return b"pretokenized\0" + ids.tobytes() + mask.tobytes()
-        assert self.tools.renderer is not None
-        return self.tools.renderer.canonical(example.messages, example.tools)
+        assert self._engine.renderer is not None
+        return self._engine.renderer.canonical(example.messages, example.tools)
 
     def _audit(self, examples: Sequence[Example], batch: EncodedBatch, *, source: str) -> None:
         job = self.job

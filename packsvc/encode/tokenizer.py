@@ -73,6 +73,8 @@ class LoadedTokenizer:
     """transformers' tokenizer; its `chat_template` is the job's."""
     backend: Any
     """`tokenizers.Tokenizer`, the truth for ids; without padding or truncation."""
+    definition: str
+    """`backend.to_str()`, from which other libraries, and twins of the backend, are made."""
     template: str | None
     """Jinja source; None when neither the job nor the tokenizer has one."""
     control_tokens: tuple[str, ...]
@@ -128,6 +130,7 @@ def load_tokenizer(job: PackJob, *, revision: str | None = None) -> LoadedTokeni
     return LoadedTokenizer(
         tokenizer=tokenizer,
         backend=backend,
+        definition=backend.to_str(),
         template=template,
         control_tokens=control_tokens(backend, template or "", getattr(tokenizer, "chat_control_tokens", None) or ()),
         facts=facts,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from packsvc.config import Turns
@@ -58,7 +59,7 @@ def turn_ends(messages: Sequence[JsonDict]) -> list[int]:
     """For each user turn, the number of messages up to its end; one turn when nobody is a user."""
     users = [i for i, message in enumerate(messages) if message.get("role") == "user"]
     # a turn ends before a user message that another message parts from the user message before it
-    return [*(b for a, b in zip(users, users[1:], strict=False) if b - a > 1), len(messages)]
+    return [*(b for a, b in pairwise(users) if b - a > 1), len(messages)]
 
 
 def without_oldest(unit: Unit, count: int) -> Unit:

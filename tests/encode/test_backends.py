@@ -1,0 +1,93 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packsvc.encode import backends
+from packsvc.encode.backends import PROBES, FlatIds, TruthBackend, choose_backend, first_difference
+from tests.encode import toys
+
+fastokens = pytest.importorskip("fastokens")
+ENGLISH = toys.english()
+FAST = choose_backend(ENGLISH, definition=ENGLISH.to_str(), probes=PROBES).backend
+TRUTH = TruthBackend(ENGLISH)
+
+
+def rows(flat: FlatIds) -> list[list[int]]:
+    return [flat.ids[a:b].tolist() for a, b in pairwise(flat.offsets)]
+
+
+def test_the_fast_backend_is_used_where_it_agrees_and_named_with_its_version():
+    choice = choose_backend(ENGLISH, definition=ENGLISH.to_str(), probes=PROBES)
+    assert choice.backend.name.startswith("fastokens ")
+    assert f"equal to {TRUTH.name}" in choice.why
+
+
+def test_a_backend_that_differs_on_one_probe_is_not_used(monkeypatch):
+    class Off(backends.FastokensBackend):
+        def encode(self, texts, *, special=False):
+            flat = super().encode(texts, special=special)
+            return FlatIds(ids=np.where(flat.ids == flat.ids.max(), 0, flat.ids).astype(np.int32), offsets=flat.offsets)
+
+    monkeypatch.setattr(backends, "FastokensBackend", Off)
+    choice = choose_backend(ENGLISH, definition=ENGLISH.to_str(), probes=PROBES)
+    assert choice.backend.name == TRUTH.name
+    assert "gives other ids for" in choice.why
+
+
+@pytest.mark.parametrize("tokenizer", [toys.words(vocabulary=["a"]), toys.words()])
+def test_a_tokenizer_that_the_fast_backend_cannot_read_goes_to_the_truth(tokenizer):
+    choice = choose_backend(tokenizer, definition=tokenizer.to_str(), probes=PROBES)
+    assert choice.backend.name == f"tokenizers {backends.version('tokenizers')}"
+    assert "cannot read this tokenizer" in choice.why
+
+
+def test_without_the_extra_the_truth_is_used_and_the_extra_named(monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(backends, "import_module", missing)
+    choice = choose_backend(ENGLISH, definition=ENGLISH.to_str(), probes=PROBES)
+    assert choice.backend.name == TRUTH.name
+    assert "packsvc[fast]" in choice.why
+
+
+def test_a_call_that_the_fast_backend_refuses_is_answered_by_the_truth():
+    class Refusing:
+        def encode_batch_flat(self, texts, add_special_tokens):
+            raise ValueError("match limit")
+
+    broken = backends.FastokensBackend(ENGLISH.to_str(), truth=TRUTH)
+    broken._tokenizer = Refusing()
+    assert rows(broken.encode(["hello"])) == rows(TRUTH.encode(["hello"]))
+
+
+@pytest.mark.parametrize("backend", [TRUTH, FAST], ids=["truth", "fast"])
+def test_flat_buffers_hold_each_text_in_its_place(backend):
+    flat = backend.encode(["", "hello", "", "日 é<|im_end|>", ""])
+    assert (flat.ids.dtype, flat.offsets.dtype) == (np.int32, np.int64)
+    assert rows(flat) == [
+        ENGLISH.encode(t, add_special_tokens=False).ids for t in ["", "hello", "", "日 é<|im_end|>", ""]
+    ]
+    assert backend.encode([]).offsets.tolist() == [0]
+
+
+@pytest.mark.parametrize("backend", ["truth", "fast"])
+def test_special_tokens_are_added_only_when_asked_for(backend):
+    tokenizer = toys.english(bos=True)
+    truth = TruthBackend(tokenizer)
+    used = truth if backend == "truth" else backends.FastokensBackend(tokenizer.to_str(), truth=truth)
+    bos = tokenizer.token_to_id("<s>")
+    assert rows(used.encode(["hello"], special=True)) == [[bos, *rows(used.encode(["hello"]))[0]]]
+
+
+@given(st.lists(st.text(max_size=60) | st.sampled_from(PROBES), max_size=5))
+def test_fast_and_truth_give_equal_ids(texts):
+    assert (
+        first_difference(
+            TRUTH, FAST, [t for t in texts if t.isascii() or not any("\ud800" <= c <= "\udfff" for c in t)]
+        )
+        is None
+    )
