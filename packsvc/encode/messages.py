@@ -144,12 +144,13 @@ def transformers_alias_reasoning() -> bool:
     """Whether the installed transformers copies reasoning to the other names that templates read."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    probe = {"role": "assistant", "reasoning": "r"}
-    texts, _ = render_jinja_template(conversations=[[probe]], chat_template="{{ messages[0] | tojson }}")
-    seen = json.loads(texts[0])
+    probe: JsonDict = {"role": "assistant", "reasoning": "r"}
+    aliased: JsonDict = {"thinking": "r", "reasoning_content": "r"}
+    rendered: Any = render_jinja_template(conversations=[[probe]], chat_template="{{ messages[0] | tojson }}")
+    seen = json.loads(rendered[0][0])
     if seen == probe:
         return False
-    if seen == {"thinking": "r", "role": "assistant", "reasoning": "r", "reasoning_content": "r"}:
+    if seen == probe | aliased:
         return True
     raise EncodeError(
         f"this version of transformers prepares messages in a way packsvc does not know ({seen}). "

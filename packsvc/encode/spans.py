@@ -164,7 +164,7 @@ def _tail_dependence(tree: nodes.Template) -> tuple[bool, bool]:
     )
     tail, head = tree.body[last + 1 :], tree.body[: last + 1]
     in_loop = any("add_generation_prompt" in _names(n) for n in head)
-    assigned = {n.name for n in tree.find_all(nodes.Name) if n.ctx == "store"}
+    assigned = _stored(tree)
     constant = _constant_names(tree, assigned)
     varying = (assigned - constant) | {"messages", "loop", "tools", "documents"}
     read = {name for node in tail for name in _names(node)}
@@ -196,14 +196,20 @@ def _varying_assignments(node: nodes.Node, varying: set[str], inside: bool) -> s
         return {name for child in branches for name in _varying_assignments(child, varying, inside)}
     if isinstance(node, nodes.Assign):
         differs = inside or bool(_names(node.node) & varying) or not isinstance(node.target, nodes.Name)
-        return {n.name for n in node.find_all(nodes.Name) if n.ctx == "store"} if differs else set()
+        return _stored(node) if differs else set()
     if isinstance(node, nodes.Macro):
         return set()
-    return {n.name for n in node.find_all(nodes.Name) if n.ctx == "store"}
+    return _stored(node)
+
+
+def _stored(node: nodes.Node) -> set[str]:
+    """Names that statements in `node` assign to, namespaces by their own name."""
+    names = {n.name for n in node.find_all(nodes.Name) if n.ctx == "store"}
+    return names | {n.name for n in node.find_all(nodes.NSRef)}
 
 
 def _names(node: nodes.Node) -> set[str]:
     found = {n.name for n in node.find_all(nodes.Name) if n.ctx == "load"}
     if isinstance(node, nodes.Name):
         found.add(node.name)
-    return found | {n.name for n in node.find_all(nodes.NSRef)}
+    return found

@@ -165,7 +165,8 @@ def _open(place: int, name: str) -> nodes.Node:
 
 
 def _close(place: int) -> nodes.Node:
-    return _output(nodes.Filter(nodes.Const(place), CLOSE, [], [], None, None))
+    # Given a name to work on, though it needs none: a filter of constants would be worked out when compiling.
+    return _output(nodes.Filter(nodes.Name("messages", "load"), CLOSE, [nodes.Const(place)], [], None, None))
 
 
 def _output(value: nodes.Expr) -> nodes.Node:
@@ -207,7 +208,7 @@ class MarkWriter:
             self._grow(2 * n)
         return self._marks[n]
 
-    def closes(self, place: int) -> str:
+    def closes(self, _: Any, place: int) -> str:
         """Filter: `place` is left."""
         return self.opens(None, place)
 
