@@ -15,6 +15,7 @@ from packsvc.config.job import (
     is_url,
 )
 from packsvc.config.load import load_job, parse_job, parse_set
+from packsvc.config.writing import job_text
 
 __all__ = [
     "ControlTokens",
@@ -29,6 +30,7 @@ __all__ = [
     "TrainOn",
     "Turns",
     "is_url",
+    "job_text",
     "load_job",
     "parse_job",
     "parse_set",
