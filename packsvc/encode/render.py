@@ -41,6 +41,7 @@ class Renderer:
         date: What the template sees as today.
         train_on, dropped_reasoning, control_policy: As in the job.
         decisions: What the audit found.
+        any_stop: Let any role marker that follows a turn stop it; for the audit, which finds out which do.
     """
 
     def __init__(
@@ -55,20 +56,18 @@ class Renderer:
         dropped_reasoning: DroppedReasoning | str = DroppedReasoning.NO_LOSS,
         control_policy: ControlTokens | str = ControlTokens.REJECT,
         decisions: Decisions | None = None,
+        any_stop: bool = False,
     ) -> None:
         self.template = TurnTemplate(template, variables={**tokenizer.special_tokens_map, **template_kwargs}, date=date)
         self.controls = Controls(control_tokens)
         self.decisions = decisions if decisions is not None else Decisions()
-        self._borrowable: frozenset[str] | None = None
-        if decisions is not None:
-            self._borrowable = frozenset({*decisions.stops, str(tokenizer.eos_token)})
+        self._borrowable = None if any_stop else frozenset({*self.decisions.stops, str(tokenizer.eos_token)})
         self._train_on = TrainOn(train_on)
         self._dropped = DroppedReasoning(dropped_reasoning)
         self._policy = ControlTokens(control_policy)
         self._prompts = GenerationPrompts(self.template)
         self._presence = Presence(self._is_shown)
         self._known_words = ROLES | self.template.words
-        self._checked_tools: dict[int, str | None] = {}
 
     def plain(
         self, messages: list[JsonDict], tools: list[Any] | None = None, *, add_generation_prompt: bool = False
@@ -114,6 +113,21 @@ class Renderer:
         self._presence.check(prepared, tools, marked.text, row.hulls)
         controls = self._place_typed(row) if typed else ()
         return self._spans(row, weights, part_weights, messages, controls)
+
+    @property
+    def has_no_prompt(self) -> bool:
+        """The template shows no generation prompt for a question."""
+        return not self._prompts.before([{"role": "user", "content": "x"}], 1, None)
+
+    def stops(self, rendered: Rendered) -> list[tuple[int, str, bool]]:
+        """(end, token, borrowed) of each learned span of a render that a control token stops."""
+        found: list[tuple[int, str, bool]] = []
+        for span in rendered.spans:
+            token = self.controls.ending_at(rendered.text, span.start, span.end)
+            if token is not None:
+                mine = any(m == span.message and a < span.end <= b for m, a, b in rendered.regions)
+                found.append((span.end, token, not mine))
+        return found
 
     def _marked(self, messages: list[JsonDict], tools: Any) -> Marked:
         try:
