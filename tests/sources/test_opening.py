@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packsvc.errors import SourceError
+from packsvc.errors import SourceError, StorageError
 from packsvc.sources import count_input, sample_rows
 from packsvc.sources.opening import suffixes
 from packsvc.types import InputFile
@@ -146,3 +149,61 @@ def test_a_memory_file_system_is_read_like_a_local_one(tmp_path: Path) -> None:
     fs.pipe_file("/sources-test/a.jsonl.zst", pa.compress(jsonl(ROWS), codec="zstd", asbytes=True))
     file = InputFile(path="a.jsonl.zst", url="memory://sources-test/a.jsonl.zst", source="s", size_bytes=1)
     assert records_of(file) == ROWS
+
+
+class Failing:
+    """A stream whose reads fail a number of times before each succeeds."""
+
+    def __init__(self, stream: BinaryIO, error: Exception, times: int) -> None:
+        self._stream, self._error, self._times, self._left = stream, error, times, times
+
+    def read(self, size: int = -1) -> bytes:
+        if self._left:
+            self._left -= 1
+            self._stream.read(7)  # a failed read may have moved on
+            raise self._error
+        self._left = self._times
+        return self._stream.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception, int], None]:
+    def install(error: Exception, times: int) -> None:
+        opened = LocalFileSystem.open
+        monkeypatch.setattr(
+            LocalFileSystem, "open", lambda self, *args, **more: Failing(opened(self, *args, **more), error, times)
+        )
+        monkeypatch.setattr("time.sleep", lambda seconds: None)
+
+    return install
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json.zst", "a.parquet"])
+def test_a_read_that_fails_in_passing_is_tried_again(
+    tmp_path: Path, name: str, failing: Callable[[Exception, int], None]
+) -> None:
+    if name == "a.parquet":
+        parquet(tmp_path / name, ROWS)
+        file = input_at(tmp_path / name)
+    else:
+        file = input_at(tmp_path / name, packed(jsonl(ROWS), name.rsplit(".", 1)[-1]))
+    failing(ConnectionResetError("reset"), 2)
+    assert records_of(file) == ROWS
+    assert count_input(file).num_rows == len(ROWS)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_storage_that_does_not_answer_is_no_fault_of_the_input(
+    tmp_path: Path, name: str, failing: Callable[[Exception, int], None]
+) -> None:
+    if name == "a.parquet":
+        parquet(tmp_path / name, ROWS)
+        file = input_at(tmp_path / name)
+    else:
+        file = input_at(tmp_path / name, packed(jsonl(ROWS), name.rsplit(".", 1)[-1]))
+    failing(ConnectionResetError("reset"), 10**9)
+    with pytest.raises(StorageError, match="a\\."):
+        rows_of(file)
