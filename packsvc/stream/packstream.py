@@ -153,8 +153,10 @@ class PackStream(IterableDataset[PackedBatch]):
 
         An epoch counts as begun when its first batch is asked for.
         """
-        if self._worker_pass is not None and self._worker_pass.worker is not None:
-            self._worker_pass = None  # of the pass before, in a worker that lives on
+        if get_worker_info() is not None:
+            self._board.take_pass()
+            if self._worker_pass is not None and self._worker_pass.worker is not None:
+                self._worker_pass = None  # of the pass before, in a worker that lives on
         return self._iterate()
 
     def set_epoch(self, epoch: int) -> None:
@@ -388,7 +390,7 @@ class PackStream(IterableDataset[PackedBatch]):
             return _Pass(epoch=resumed.epoch, step=resumed.step, stride=info.num_workers, worker=info.id)
         if check:
             self._board.check_new_pass(info.id)
-        epoch, position = self._board.next_start
+        epoch, position = self._board.start
         step = position // self._steps.global_batch + info.id
         return _Pass(epoch=epoch, step=step, stride=info.num_workers, worker=info.id)
 

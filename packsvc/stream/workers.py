@@ -20,65 +20,75 @@ from numpy.typing import NDArray
 from packsvc.errors import StateError
 
 MAX_WORKERS = 1024
-_TOKEN, _EPOCH, _POSITION, _RESUMED_TOKEN, _RESUMED_EPOCH, _SERVED = range(6)
+_PASS, _EPOCH, _POSITION, _RESUMED_PASS, _RESUMED_EPOCH, _SERVED = range(6)
 
 
 class PassBoard:
-    """Which pass is due, and which workers have begun it."""
+    """Which pass is due, and which workers have begun it. Passes have numbers; a new one makes another pass legal."""
 
     def __init__(self) -> None:
         self._shared: Any = multiprocessing.RawArray(ctypes.c_int64, _SERVED + MAX_WORKERS)
         self._board: NDArray[np.int64] = np.frombuffer(memoryview(self._shared), dtype=np.int64)
         self.owner = os.getpid()
         """Only this process announces passes."""
+        self._pass, self._start = 0, (0, 0)
+        """The pass as known here: a worker inherits what stood when it was made, and asks the table only after that.
+        So a worker that starts late still belongs to the pass that it was made for."""
+        self._asked = 0
 
     def announce(self, epoch: int, position: int, *, new_pass: bool) -> None:
         """Parent: where the next pass starts. `new_pass`: it may start although another was served."""
-        self._board[_EPOCH], self._board[_POSITION] = epoch, position
-        if new_pass:
-            self._board[_TOKEN] += 1
-
-    @property
-    def next_start(self) -> tuple[int, int]:
-        """Worker: epoch and position at which the pass starts."""
-        return int(self._board[_EPOCH]), int(self._board[_POSITION])
+        self._pass, self._start = self._pass + new_pass, (epoch, position)
+        self._board[[_PASS, _EPOCH, _POSITION]] = self._pass, epoch, position
 
     @property
     def in_workers(self) -> bool:
         """Parent: whether workers have begun the pass announced last."""
-        token = self._board[_TOKEN]
-        return token > 0 and bool((self._board[_SERVED:] == token).any() or self._board[_RESUMED_TOKEN] == token)
+        return bool((self._board[_SERVED:] == self._pass).any() or self._board[_RESUMED_PASS] == self._pass)
+
+    def take_pass(self) -> None:
+        """Worker: a pass begins here."""
+        if self._asked == os.getpid():
+            self._pass = int(self._board[_PASS])
+            self._start = int(self._board[_EPOCH]), int(self._board[_POSITION])
+        self._asked = os.getpid()
+
+    @property
+    def start(self) -> tuple[int, int]:
+        """Worker: epoch and position at which the pass starts."""
+        return self._start
 
     def resume(self, epoch: int) -> None:
         """Worker: it goes on in `epoch` from a state of its own."""
-        self._board[_RESUMED_TOKEN], self._board[_RESUMED_EPOCH] = self._board[_TOKEN], epoch
+        self._board[[_RESUMED_PASS, _RESUMED_EPOCH]] = self._pass, epoch
 
     def check_new_pass(self, worker: int) -> None:
         """Worker: raise StateError where this pass, or one that a state went on in, was served already."""
-        board = self._board
-        again = board[_SERVED + worker] == board[_TOKEN]
-        resumed = board[_RESUMED_TOKEN] == board[_TOKEN] and board[_EPOCH] <= board[_RESUMED_EPOCH]
+        epoch = self._start[0]
+        again = self._board[_SERVED + worker] == self._pass
+        resumed = self._board[_RESUMED_PASS] == self._pass and epoch <= self._board[_RESUMED_EPOCH]
         if again or resumed:
             raise StateError(
-                f"a second pass under DataLoader workers without set_epoch: epoch {board[_EPOCH]} would be read again. "
+                f"a second pass under DataLoader workers without set_epoch: epoch {epoch} would be read again. "
                 "Call stream.set_epoch(e) before each pass"
             )
 
     def serve(self, worker: int) -> None:
-        """Worker: it hands out the first batch of this pass."""
-        self._board[_SERVED + worker] = self._board[_TOKEN]
+        """Worker: it hands out a batch of this pass."""
+        slot = _SERVED + worker
+        self._board[slot] = max(int(self._board[slot]), self._pass)
 
     def __getstate__(self) -> dict[str, Any]:
         # Shared memory can be handed to a process that is being started, but not pickled at large.
+        state = {**self.__dict__, "_board": None}
         if context.get_spawning_popen() is None:
-            return {"values": self._board.copy()}
-        return {"shared": self._shared, "owner": self.owner}
+            state["_shared"] = None
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "shared" in state:
-            self._shared = state["shared"]
-            self._board = np.frombuffer(memoryview(self._shared), dtype=np.int64)
-            self.owner = state["owner"]
-        else:
-            self.__init__()  # type: ignore[misc]
-            self._board[:_SERVED] = state["values"][:_SERVED]
+        if state["_shared"] is None:
+            fresh = PassBoard()
+            fresh.announce(*state["_start"], new_pass=True)
+            state = fresh.__dict__
+        self.__dict__.update(state)
+        self._board = np.frombuffer(memoryview(self._shared), dtype=np.int64)
