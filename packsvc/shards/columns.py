@@ -103,6 +103,33 @@ def from_tables(
     )
 
 
+def check_list_sizes(packs: PackColumns, *, seq_len: int, names: Collection[str], where: str, first_pack: int) -> None:
+    """Compare how long the lists of segments are with the counts of each pack.
+
+    A page's checksum covers its content, not its header: one flipped bit there can end a page one value early.
+
+    Raises:
+        DamageError: A list is longer or shorter than the pack's counts say.
+    """
+    expected = {
+        "cu_offsets": packs.num_segments.astype(np.int64) + 1 + (packs.num_tokens < seq_len),
+        "segment_offsets": packs.num_segments.astype(np.int64),
+    }
+    for name in names:
+        if name not in _OFFSETS_OF:
+            continue
+        kind = _OFFSETS_OF[name]
+        sizes = np.diff(getattr(packs, kind))
+        wrong = np.flatnonzero(sizes != expected[kind])
+        if len(wrong):
+            pack = int(wrong[0])
+            raise DamageError(
+                f"{where}, pack {first_pack + pack}: {name} has {int(sizes[pack])} values; with "
+                f"{int(packs.num_segments[pack])} segments and {int(packs.num_tokens[pack])} tokens it must have "
+                f"{int(expected[kind][pack])}"
+            )
+
+
 def same_shape(one: pa.DataType, other: pa.DataType) -> bool:
     """Equal types, whatever the items of a list are called and whether they could be null."""
     if pa.types.is_list(one) and pa.types.is_list(other):

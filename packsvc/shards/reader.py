@@ -1,7 +1,7 @@
 """One shard, read by pyarrow: the plain path that checks everything, and the slow twin of faster readers.
 
 Opening compares size, file metadata, columns and number of packs with the manifest; page checksums are verified
-at every read. Whatever does not fit is a `DamageError` that names the shard and, where it can be told, the row
+at every read, and lists are as long as the pack's counts say. Whatever does not fit is a `DamageError` that names the shard and, where it can be told, the row
 group, the column and the pack. Reading goes row group by row group and never joins Arrow lists: their 32-bit
 offsets overflow beyond 2^31 values.
 """
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from packsvc.errors import DamageError, StorageError
-from packsvc.shards.columns import from_tables, same_shape
+from packsvc.shards.columns import check_list_sizes, from_tables, same_shape
 from packsvc.shards.entries import ShardEntry
 from packsvc.shards.layout import (
     COUNT_COLUMNS,
@@ -128,7 +128,9 @@ class ShardReader:
             if first < stop and last > start:
                 low, high = max(start, first), min(stop, last)
                 tables.append(self.row_group(group, names).slice(low - first, high - low))
-        return from_tables(tables, seq_len=self.seq_len, names=names, where=self.where, first_pack=start)
+        packs = from_tables(tables, seq_len=self.seq_len, names=names, where=self.where, first_pack=start)
+        check_list_sizes(packs, seq_len=self.seq_len, names=names, where=self.where, first_pack=start)
+        return packs
 
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[PackColumns]:
         """The packs row group by row group: memory holds one of them."""
