@@ -65,10 +65,10 @@ def audit_template(
     )
     as_parts = _takes_parts_only(bare)
     notes = _Notes()
+    if as_parts:
+        notes.content["only lists of text parts are rendered; rows with other content are rejected"] = ["strings"]
     for probe in probes(as_parts):
         _examine(renderer, probe, notes)
-    if as_parts:
-        notes.content.append("content that is a string is not rendered; only lists of text parts are")
     return _sum_up(decisions, notes, str(tokenizer.eos_token))
 
 
@@ -78,9 +78,17 @@ class _Notes:
     def __init__(self) -> None:
         self.own_stops: dict[str, None] = {}
         self.borrowed_stops: dict[str, None] = {}
-        self.content: list[str] = []
+        self.content: dict[str, list[str]] = {}
         self.unstopped = False
         self.reasoning_shown: dict[str, list[bool]] = {}
+
+    def find(self, probe: Probe, what: str) -> None:
+        """Something of a probe is left out or refused."""
+        self.content.setdefault(what, []).append(probe.name)
+
+    def findings(self) -> tuple[str, ...]:
+        """One sentence for each thing, naming the conversations that show it."""
+        return tuple(f"{', '.join(names)}: {what}" for what, names in self.content.items())
 
 
 def _decide(bare: TurnTemplate) -> Decisions:
@@ -120,7 +128,7 @@ def _examine(renderer: Renderer, probe: Probe, notes: _Notes) -> None:
             raise EncodeError(_stopped(f"the conversation of {probe.name!r} is refused: {refusal.detail}")) from refusal
         else:
             verb = "refused by the template" if refusal.reason is Reason.TEMPLATE_ERROR else "not maskable exactly"
-            notes.content.append(f"{probe.name}: {verb} ({refusal.detail}); such rows are rejected as {refusal.reason}")
+            notes.find(probe, f"{verb} ({refusal.detail}); such rows are rejected as {refusal.reason}")
         return
     prepared = prepare_messages(probe.messages, renderer.decisions)
     if rendered.text != renderer.template.plain(prepared, probe.tools):
@@ -129,6 +137,7 @@ def _examine(renderer: Renderer, probe: Probe, notes: _Notes) -> None:
     _check_starts(renderer, rendered, probe)
     for _, token, borrowed in renderer.stops(rendered):
         (notes.borrowed_stops if borrowed else notes.own_stops).setdefault(token)
+        renderer.known_stops.add(token)
     notes.unstopped = notes.unstopped or rendered.turns_without_stop > 0
     if probe.reasoning:
         notes.reasoning_shown[probe.name] = [word in rendered.text for word in probe.reasoning]
@@ -140,10 +149,8 @@ def _note_missing(renderer: Renderer, probe: Probe, notes: _Notes) -> None:
     lost += [f"the tool call ({word})" for word in probe.calls if word not in text]
     if probe.basic:
         raise EncodeError(_stopped(f"{' and '.join(lost) or 'some content'} is not in the render of {probe.name!r}"))
-    notes.content.append(
-        f"{probe.name}: {' and '.join(lost) or 'some content'} is not in the render; "
-        f"such rows are rejected as {Reason.TEXT_MISSING}"
-    )
+    what = " and ".join(lost) or "some content"
+    notes.find(probe, f"{what} is not in the render; such rows are rejected as {Reason.TEXT_MISSING}")
 
 
 def _check_words(rendered: Rendered, probe: Probe) -> None:
@@ -191,7 +198,7 @@ def _sum_up(decisions: Decisions, notes: _Notes, eos: str) -> TemplateAudit:
         next_marker_stops=not notes.own_stops,
         reasoning="known" if known else "unknown",
         drops_earlier_reasoning=known and not all(shown.get("reasoning in two turns", [True])),
-        content_findings=tuple(dict.fromkeys(notes.content)),
+        content_findings=notes.findings(),
     )
     return TemplateAudit(decisions=decided, lines=_lines(decided, notes, eos))
 

@@ -61,7 +61,8 @@ class Renderer:
         self.template = TurnTemplate(template, variables={**tokenizer.special_tokens_map, **template_kwargs}, date=date)
         self.controls = Controls(control_tokens)
         self.decisions = decisions if decisions is not None else Decisions()
-        self._borrowable = None if any_stop else frozenset({*self.decisions.stops, str(tokenizer.eos_token)})
+        self.known_stops = {*self.decisions.stops, str(tokenizer.eos_token)}
+        self._any_stop = any_stop
         self._train_on = TrainOn(train_on)
         self._dropped = DroppedReasoning(dropped_reasoning)
         self._policy = ControlTokens(control_policy)
@@ -265,7 +266,7 @@ class Renderer:
             return 0
         if message["role"] != "assistant":
             start, end = self._content_start(row, index)
-            stop, _, borrowed = turn_end(row.text, start, end, self.controls, typed)
+            stop, _, borrowed = turn_end(row.text, start, end, self.controls, typed=typed, stops=self.known_stops)
             paint.add(start, end if borrowed else stop, weight, index)
             return 0
         unstopped = 0
@@ -282,13 +283,13 @@ class Renderer:
                     raise UnderivableError("it goes on after text of another message")
             except UnderivableError as error:
                 raise _underivable(index, str(error)) from error
-            stop, token, borrowed = turn_end(row.text, start, end, self.controls, typed)
+            stop, token, borrowed = turn_end(row.text, start, end, self.controls, typed=typed, stops=self.known_stops)
             if token is None:
                 if end < len(row.text.rstrip()):
                     raise _underivable(index, "no control token stops it")
                 stop = self._content_end(row, index, start, end)
                 unstopped += 1
-            elif borrowed and self._borrowable is not None and token not in self._borrowable:
+            elif borrowed and not self._any_stop and token not in self.known_stops:
                 raise _underivable(index, f"the template ends it with no token of its own, before {token!r}")
             paint.add(start, stop, weight, index)
         return unstopped

@@ -12,7 +12,7 @@ Price: a few string comparisons a turn; one more render a turn for templates who
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from jinja2 import nodes
@@ -126,9 +126,18 @@ def _edges(prompt: str, ends: list[int]) -> list[int]:
 
 
 def turn_end(
-    text: str, start: int, end: int, controls: Controls, typed: Sequence[tuple[int, int]]
+    text: str,
+    start: int,
+    end: int,
+    controls: Controls,
+    *,
+    typed: Sequence[tuple[int, int]],
+    stops: Set[str],
 ) -> tuple[int, str | None, bool]:
-    """(end, stop, borrowed) of a turn whose own text begins at `start` and that the template wrote up to `end`."""
+    """(end, stop, borrowed) of a turn whose own text begins at `start` and that the template wrote up to `end`.
+
+    A token that closes a tool call or reasoning stops nothing, unless it is one of the known `stops`.
+    """
     run: list[tuple[int, int]] = []
     position = end
     while True:
@@ -140,8 +149,9 @@ def turn_end(
         position = last - len(token)
     run.reverse()
     for i, (begin, stop) in enumerate(run):
-        if not is_structure(text[begin:stop]) and (i + 1 == len(run) or run[i + 1][0] != stop):
-            return stop, text[begin:stop], False
+        token = text[begin:stop]
+        if (token in stops or not is_structure(token)) and (i + 1 == len(run) or run[i + 1][0] != stop):
+            return stop, token, False
     following = controls.next_after(text, end)
     if following is not None and not _overlaps(typed, *following):
         return following[1], text[following[0] : following[1]], True
