@@ -37,8 +37,10 @@ def assemble(
         pack give cu_seqlens [0 3 5 8] and positions [0 1 2 0 1 0 1 2].
 
     Raises:
-        ValueError: A pack is empty or over `seq_len`, or a segment is empty: no plan of ours does that.
+        ValueError: A pack is empty or over `seq_len`, a segment is empty, or a mask is not as long as its ids:
+            none of our stages does that, and a shift by one token would spoil every mask after it.
     """
+    _check_aligned(batch)
     if not 0 <= start <= stop <= placement.num_packs:
         raise ValueError(f"packs {start} to {stop} of {placement.num_packs}")
     num_packs = stop - start
@@ -87,6 +89,16 @@ def assemble(
         num_loss_tokens=np.count_nonzero(loss_mask, axis=1).astype(np.int32),
         sum_squared_lengths=_sum_by_pack(lengths * lengths, segment_offsets),
     )
+
+
+def _check_aligned(batch: EncodedBatch) -> None:
+    num_tokens = len(batch.input_ids)
+    for name in ("loss_mask", "loss_weight"):
+        values = getattr(batch, name)
+        if values is not None and len(values) != num_tokens:
+            raise ValueError(f"{name} has {len(values)} values, input_ids {num_tokens}")
+    if batch.offsets[-1] != num_tokens:
+        raise ValueError(f"segments end at {batch.offsets[-1]}, there are {num_tokens} tokens")
 
 
 def _boundaries(
