@@ -12,10 +12,12 @@ import typer
 from packsvc.commands import (
     clean_command,
     init_command,
+    jobs_command,
     pack_command,
     repack_command,
     show_command,
     stats_command,
+    submit_command,
     validate_command,
 )
 from packsvc.commands.door import DEBUG, Debug, raise_interrupt, through_the_door
@@ -66,7 +68,7 @@ def packsvc(
     ctx.meta[DEBUG] = debug
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
+COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {
     "init": init_command.init,
     "pack": pack_command.pack,
     "validate": validate_command.validate,
@@ -74,9 +76,14 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "show": show_command.show,
     "repack": repack_command.repack,
     "clean": clean_command.clean,
+    "submit": submit_command.submit,
+    "jobs": jobs_command.jobs,
 }
 for _name, _command in COMMANDS.items():
-    app.command(_name)(through_the_door(_command))
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name)
+    else:
+        app.command(_name)(through_the_door(_command))
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -33,6 +33,10 @@ def pack(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Encode 1,000 rows, print what the job would do, write nothing.")
     ] = False,
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", metavar="DIR", hidden=True, help="Folder of relative paths, instead of the job file's."),
+    ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the job file.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -59,6 +63,8 @@ def pack(
     from packsvc.config import load_job
 
     job = load_job(job_file, _overrides(overrides or [], output))
+    if base is not None:
+        job = job.with_base(base)
     if dry_run:
         _dry_run(job, as_json=as_json)
     else:

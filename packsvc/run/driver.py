@@ -7,6 +7,7 @@ another job is never touched. The driver holds the plan and one small record a s
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -405,7 +406,14 @@ def _plan_of(url: str, options: str, plan_id: str, base: str) -> tuple[Plan, Sto
     plan = Plan.loads(store.read(PLAN_NAME), where=store.describe(PLAN_NAME))
     if plan.plan_id != plan_id:
         raise StateError(f"{store.describe(PLAN_NAME)}: plan {plan.plan_id[:12]}, expected {plan_id[:12]}")
-    return plan.moved(base), store
+    return plan.moved(_base_here(base)), store
+
+
+def _base_here(base: str) -> str:
+    """The job's folder as this worker sees it: what was submitted is unpacked under each node's own session folder."""
+    name = os.path.basename(os.getcwd())
+    _, found, below = f"{base}/".partition(f"/{name}/")
+    return base if os.path.isdir(base) or not found else os.path.join(os.getcwd(), below).rstrip("/")
 
 
 def group_task(where: Where, group: int, limits: dict[str, float]) -> dict[str, Any]:
