@@ -1,4 +1,5 @@
 import unicodedata
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def texts_with_spans(draw):
     cuts = sorted(draw(st.sets(st.integers(0, len(text)), max_size=6)))
     spans = [
         Span(a, b, draw(st.sampled_from([1.0, 0.5, 0.25])), i)
-        for i, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))
+        for i, (a, b) in enumerate(pairwise(cuts))
         if draw(st.booleans())
     ]
     return text, tuple(spans)

@@ -66,11 +66,13 @@ def byte_level(
     normalizer: Any = None,
     cut: bool = True,
     bos: bool = False,
+    unused: int = 0,
 ) -> Tokenizer:
-    """Byte-level BPE with 256 bytes and a few merges (written in the byte alphabet)."""
+    """Byte-level BPE with 256 bytes, a few merges (written in the byte alphabet) and ids that no text has."""
     vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for a, b in merges:
         vocabulary.setdefault(a + b, len(vocabulary))
+    vocabulary |= {f"unused{i}": len(vocabulary) + i for i in range(unused)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut)
     tokenizer.decoder = decoders.ByteLevel()
