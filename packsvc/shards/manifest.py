@@ -199,9 +199,11 @@ class Manifest:
             StorageError: The storage does not answer.
         """
         store = out if isinstance(out, Store) else Store(str(out), storage_options=storage_options)
+        if store.is_local and store.fs.isfile(store.path("")):
+            raise FormatError(f"{store.url}: is a file; name the folder that `packsvc pack` wrote")
         try:
             data = store.read(MANIFEST)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             raise FormatError(_why_missing(store)) from None
         where = store.describe(MANIFEST)
         try:
@@ -217,8 +219,6 @@ def _why_missing(store: Store) -> str:
         return (
             f"{store.url}: the run is unfinished, there is a plan but no manifest; run `packsvc pack` again to resume"
         )
-    if store.info("") is not None:
-        return f"{store.url}: is a file; name the folder that `packsvc pack` wrote"
     if store.list(""):
         return f"{store.url}: is not a packsvc output, there is no {MANIFEST} in it"
     if store.is_local and store.fs.isdir(store.path("")):

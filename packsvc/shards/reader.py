@@ -1,15 +1,16 @@
 """One shard, read by pyarrow: the plain path that checks everything, and the slow twin of faster readers.
 
 Opening compares size, file metadata, columns and number of packs with the manifest; page checksums are verified
-at every read, and lists are as long as the pack's counts say. Whatever does not fit is a `DamageError` that names the shard and, where it can be told, the row
-group, the column and the pack. Reading goes row group by row group and never joins Arrow lists: their 32-bit
-offsets overflow beyond 2^31 values.
+at every read, and lists are as long as the pack's counts say. Whatever does not fit is a `DamageError` that names
+the shard and, where it can be told, the row group, the column and the pack. Reading goes row group by row group
+and never joins Arrow lists: their 32-bit offsets overflow beyond 2^31 values.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from packsvc.shards.layout import (
     KEY_PLAN_ID,
     KEY_SEQ_LEN,
     KEY_SHARD,
+    packs_per_page,
     schema,
     shard_of_path,
 )
@@ -36,6 +38,8 @@ from packsvc.storage import Store, is_passing, retrying
 from packsvc.types import PackColumns
 
 T = TypeVar("T")
+_PAGE = re.compile(r"page_ordinal (\d+)")
+"""How Arrow names the page whose checksum is wrong."""
 
 
 class ShardReader:
@@ -238,14 +242,20 @@ class ShardReader:
 
     def _locate(self, group: int, names: Sequence[str]) -> str | None:
         """Where in a row group reading fails first: each column again, pack by pack."""
-        first = int(self._row_group_offsets()[group])
+        first, last = (int(bound) for bound in self._row_group_offsets()[group : group + 2])
         for name in names:
             pack = first
             try:
                 for batch in self.open().iter_batches(batch_size=1, row_groups=[group], columns=[name]):
                     pack += batch.num_rows
             except (pa.ArrowException, ValueError, OSError) as error:
-                return f"{self.where}, row group {group}, pack {pack}: {name} is damaged: {_one_line(error)}"
+                place = f"near pack {pack}"  # the end of a list is found on the page after it
+                if page := _PAGE.search(str(error)):
+                    size = packs_per_page(self.seq_len)
+                    start = first + int(page[1]) * size
+                    stop = min(start + size, last) - 1
+                    place = f"pack {start}" if start == stop else f"packs {start} to {stop}"
+                return f"{self.where}, row group {group}, {place}: {name} is damaged: {_one_line(error)}"
         return None
 
 
