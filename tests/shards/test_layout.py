@@ -79,8 +79,8 @@ def test_duckdb_polars_and_datasets_read_the_same_table(
 
     rows = duckdb.sql(f"select * from read_parquet('{path}')")
     assert [dict(zip(rows.columns, row, strict=True)) for row in rows.fetchall()] == expected
-    total = duckdb.sql(f"select sum(list_sum(loss_mask::int[])) from read_parquet('{path}')").fetchone()
-    assert total == (int(packs.num_loss_tokens.sum()),)
+    total = duckdb.sql(f"select sum(list_sum(loss_mask::int[])) from read_parquet('{path}')").fetchall()
+    assert total == [(int(packs.num_loss_tokens.sum()),)]
 
     assert polars.read_parquet(path).to_dicts() == expected
 
