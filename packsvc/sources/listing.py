@@ -119,7 +119,9 @@ class _Place:
             raise SourceError(f"{self._where}: a saved data set of several splits; name one of them: {paths}")
         if f"{root}/state.json" in found:
             found = self._saved(found, root)
-        yield from self._data(found, root=root, shown=self._written.rstrip("/"), url=self._url.rstrip("/"))
+        yield from self._data(
+            found, root=root, shown="" if self._written == "." else self._written.rstrip("/"), url=self._url.rstrip("/")
+        )
 
     def _saved(self, found: Mapping[str, Any], root: str) -> dict[str, Any]:
         """The files that a saved data set names; Arrow caches beside them are not data."""

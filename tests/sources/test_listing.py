@@ -47,6 +47,12 @@ def test_files_are_sorted_by_the_bytes_of_their_paths(tmp_path: Path) -> None:
     assert all(Path(file.url).exists() for file in listed(tmp_path, "d"))
 
 
+def test_the_folder_of_the_job_itself_is_a_folder(tmp_path: Path) -> None:
+    make(tmp_path, "a.jsonl", "d/b.jsonl")
+    assert paths(tmp_path, ".") == paths(tmp_path, "./") == ["a.jsonl", "d/b.jsonl"]
+    assert paths(tmp_path, "./*.jsonl") == ["a.jsonl"]
+
+
 def test_globs_match_files_at_their_depth(tmp_path: Path) -> None:
     make(tmp_path, "d/a.jsonl", "d/b.jsonl.gz", "d/c.csv", "d/sub/a.jsonl", "e/a.jsonl", "d/.hidden.jsonl")
     assert paths(tmp_path, "./d/*.jsonl*") == ["d/a.jsonl", "d/b.jsonl.gz"]
