@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "commands": TOOLS,
     "service": TOOLS,
     "cli": TOOLS | {"commands", "service"},
+    "__main__": {"cli"},
 }
 """Rooms that each room may import from, itself aside. Rooms of one rank are siblings and not among each other's."""
 
