@@ -17,6 +17,8 @@ from typing import Any
 
 from jinja2 import Environment, Template, nodes
 
+from packsvc.encode.messages import tools_key
+from packsvc.encode.shortcuts import ToolTexts, remember_tool_texts, take_shortcuts
 from packsvc.encode.turnmarks import MarkWriter, add_marks, install
 from packsvc.errors import EncodeError
 
@@ -56,19 +58,19 @@ class TurnTemplate:
         self.tree = self._sandbox.parse(source)
         self.words = frozenset(n.value for n in self.tree.find_all(nodes.Const) if isinstance(n.value, str))
         """String literals of the template; roles that it knows are among them."""
-        self._plain = self._compile(self._sandbox.overlay(), self._sandbox.parse(source))
-        self._writers: list[tuple[MarkWriter, Template]] = []
+        self._plain, self._plain_tools = self._compile(self._sandbox.overlay(), self._sandbox.parse(source))
+        self._writers: list[tuple[MarkWriter, Template, ToolTexts]] = []
 
     def plain(self, messages: list[Any], tools: Any, *, add_generation_prompt: bool = False) -> str:
         """The text that transformers gives; raises whatever the template raises."""
-        return self._run(self._plain, messages, tools, add_generation_prompt)
+        return self._run(self._plain, self._plain_tools, messages, tools, add_generation_prompt)
 
     def marked(self, messages: list[Any], tools: Any, *, add_generation_prompt: bool = False) -> Marked | None:
         """The same text and its regions; None when a mark got lost, so that regions cannot be told."""
         for k in range(len(_NONCHARACTERS)):
-            writer, template = self._writer(k)
+            writer, template, tool_texts = self._writer(k)
             writer.begin(messages)
-            text = self._run(template, messages, tools, add_generation_prompt)
+            text = self._run(template, tool_texts, messages, tools, add_generation_prompt)
             cut = writer.cut(text)
             if cut is not None and not (
                 writer.captured and cut[0] != self.plain(messages, tools, add_generation_prompt=add_generation_prompt)
@@ -78,7 +80,15 @@ class TurnTemplate:
                 return None
         return None
 
-    def _run(self, template: Template, messages: list[Any], tools: Any, add_generation_prompt: bool) -> str:
+    def _run(
+        self,
+        template: Template,
+        tool_texts: ToolTexts,
+        messages: list[Any],
+        tools: Any,
+        add_generation_prompt: bool,
+    ) -> str:
+        tool_texts.begin(tools_key(tools) if tools else None)
         context = template.new_context(
             {
                 **self.variables,
@@ -90,20 +100,22 @@ class TurnTemplate:
         )
         return "".join(template.root_render_func(context))
 
-    def _writer(self, k: int) -> tuple[MarkWriter, Template]:
+    def _writer(self, k: int) -> tuple[MarkWriter, Template, ToolTexts]:
         while len(self._writers) <= k:
             writer = MarkWriter(_NONCHARACTERS[len(self._writers)])
             tree = self._sandbox.parse(self.source)
             add_marks(tree)
             environment = self._sandbox.overlay()
             install(environment, writer)
-            self._writers.append((writer, self._compile(environment, tree)))
+            self._writers.append((writer, *self._compile(environment, tree)))
         return self._writers[k]
 
-    def _compile(self, environment: Environment, tree: nodes.Template) -> Template:
+    def _compile(self, environment: Environment, tree: nodes.Template) -> tuple[Template, ToolTexts]:
+        take_shortcuts(environment)
+        tool_texts = remember_tool_texts(tree, environment, self.variables)
         tree.set_environment(environment)
         tree.set_lineno(1)
-        return environment.from_string(tree, globals={"strftime_now": self._clock})
+        return environment.from_string(tree, globals={"strftime_now": self._clock}), tool_texts
 
 
 def _sandbox(source: str) -> Environment:

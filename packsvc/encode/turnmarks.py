@@ -135,15 +135,19 @@ def _may_yield_messages(source: nodes.Node) -> bool:
 
 def _may_name_message(value: nodes.Node) -> bool:
     """False where a value is built or read in a way that never gives a message itself."""
-    if isinstance(value, nodes.Getattr):
-        return value.attr not in _FIELDS
+    if isinstance(value, nodes.Getattr):  # of the loop or of a namespace; a field of a message is no message
+        return value.attr in ("previtem", "nextitem") or (
+            isinstance(value.node, nodes.Name) and value.node.name.startswith(("ns", "state", "namespace"))
+        )
     if isinstance(value, nodes.Getitem) and isinstance(value.arg, nodes.Const):
         return not isinstance(value.arg.value, str)
-    if isinstance(value, nodes.Call):
-        return not (isinstance(value.node, nodes.Name) and value.node.name in ("namespace", "dict", "range"))
-    if isinstance(value, nodes.Filter):
-        return value.name in ("first", "last", "default", "random")
-    return isinstance(value, (nodes.Name, nodes.Getitem, nodes.CondExpr, nodes.And, nodes.Or))
+    if isinstance(value, nodes.Filter) and value.node is not None:
+        return value.name in ("first", "last", "random") or (value.name == "default" and _may_name_message(value.node))
+    if isinstance(value, nodes.CondExpr):
+        return _may_name_message(value.expr1) or (value.expr2 is not None and _may_name_message(value.expr2))
+    if isinstance(value, (nodes.And, nodes.Or)):
+        return _may_name_message(value.left) or _may_name_message(value.right)
+    return isinstance(value, (nodes.Name, nodes.Getitem))
 
 
 def _target_names(target: nodes.Node) -> list[str]:
