@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from packsvc.config import parse_job
+from packsvc.config import Format, parse_job
 from packsvc.errors import FormatError, SourceError
 from packsvc.shards import PLAN
-from packsvc.sources import Reading, count_input
+from packsvc.sources import Reading, content_hash
 from packsvc.storage import Store, file_info, filesystem
 from packsvc.types import InputFile, Piece, PieceKind
 from packsvc.validation.fresh import FreshSetting
@@ -22,7 +22,10 @@ def setting_of(store: Store, plan: Mapping[str, Any]) -> FreshSetting:
         return FreshSetting(
             job=parse_job(plan["config"], base=plan["base"], where=store.describe(PLAN)),
             inputs=tuple(InputFile(**file) for file in plan["inputs"]),
-            readings={name: Reading.from_json(tree) for name, tree in plan["readings"].items()},
+            readings={
+                name: Reading(format=Format(tree["format"]), columns=tree["columns"], why=tree["why"])
+                for name, tree in plan["readings"].items()
+            },
             encoder=dict(plan["encoder"]),
             store=store,
             storage_options=store.storage_options,
@@ -44,7 +47,7 @@ def check_unchanged(file: InputFile, *, storage_options: Mapping[str, Any]) -> N
         raise SourceError(f"{file.path}: has {info.size_bytes} bytes, {file.size_bytes} when it was packed: it changed")
     if (info.mtime, info.etag) == (file.mtime, file.etag) or file.content_hash is None:
         return
-    if count_input(file, storage_options=storage_options).content_hash != file.content_hash:
+    if content_hash(file, storage_options=storage_options) != file.content_hash:
         raise SourceError(f"{file.path}: its content changed since it was packed; put the old file back")
 
 

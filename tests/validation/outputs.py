@@ -183,6 +183,7 @@ def write_output(
     facts: TokenizerFacts = FACTS,
     encoder: Mapping[str, Any] | None = None,
     readings: Mapping[str, Any] | None = None,
+    groups: Sequence[Sequence[Mapping[str, Any]]] | None = None,
 ) -> Path:
     """Write everything that a finished run leaves behind. Rows go to two groups by their number's parity."""
     out.mkdir(parents=True)
@@ -197,7 +198,7 @@ def write_output(
         "encoder": dict(encoder or {"facts": asdict(facts)}),
         "readings": dict(readings or {}),
         "inputs": [asdict(file) for file in inputs],
-        "groups": [[{"file": i, "kind": "whole", "num_rows": f.num_rows} for i, f in enumerate(inputs)]],
+        "groups": groups or [[{"file": i, "kind": "whole", "num_rows": f.num_rows} for i, f in enumerate(inputs)]],
     }
     (out / "plan.json").write_text(json.dumps(plan))
     order = np.repeat(np.arange(batch.num_segments), np.array(copies, np.int64))
