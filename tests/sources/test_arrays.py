@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packsvc.errors import SourceError
+from packsvc.sources import arrays as arrays_module
 from packsvc.sources import count_input
 from packsvc.sources.arrays import elements
 from packsvc.types import InputFile, Reason
@@ -27,6 +28,22 @@ def test_elements_do_not_depend_on_blocks_or_layout(values: list[Any], size: int
     found = list(elements(blocks_of(data, size), name=NAME))
     assert [strict(element.value) for element in found] == [strict(value) for value in values]
     assert [json.loads(element.data) for element in found] == values
+
+
+def test_a_number_is_read_to_its_end_whatever_the_blocks() -> None:
+    data = b"[0.5, -1e5, 12, 3.25E-2,7]"
+    for size in range(1, len(data)):
+        found = [element.value for element in elements(blocks_of(data, size), name=NAME)]
+        assert found == [0.5, -1e5, 12, 3.25e-2, 7]
+
+
+def test_a_record_of_many_blocks_is_parsed_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    parses = []
+    parse = arrays_module._Window._parse
+    monkeypatch.setattr(arrays_module._Window, "_parse", lambda self, at: parses.append(at) or parse(self, at))
+    data = b'["' + b"x" * 4000 + b'"]'
+    assert len(list(elements(blocks_of(data, 1), name=NAME))) == 1
+    assert len(parses) < 20
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ VALUES: Any = st.recursive(
 
 
 @given(data=st.binary(max_size=80), name=st.sampled_from(NAMES), wrap=st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_bytes_give_rows_or_an_error_that_names_the_file(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str, wrap: bool
 ) -> None:
@@ -49,7 +49,7 @@ def test_any_bytes_give_rows_or_an_error_that_names_the_file(
 
 
 @given(record=st.dictionaries(FIELDS, VALUES, max_size=5) | VALUES, format=st.sampled_from(list(Format)[1:]))
-@settings(max_examples=300)
+@settings(max_examples=80)
 def test_any_record_gives_an_example_or_a_reject(record: Any, format: Format) -> None:
     row = RawRow(file=0, row=0, record=record)
     before = json.dumps(record)
