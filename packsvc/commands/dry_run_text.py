@@ -8,14 +8,15 @@ from rich.console import Console
 from rich.text import Text
 
 from packsvc.commands.printing import facts, number, size
+from packsvc.view import tokens_text, view_tokens, words_from
 
 if TYPE_CHECKING:
     from packsvc.config import PackJob
     from packsvc.run import DryRun
+    from packsvc.types import Example
 
 SHOWN_REJECTS = 10
 SHOWN_TOKENS = 2000
-TRAINED, PROMPT = "bold green", "dim"
 
 
 def print_dry_run(found: DryRun, job: PackJob) -> None:
@@ -37,8 +38,11 @@ def print_dry_run(found: DryRun, job: PackJob) -> None:
         if len(found.rejects) > SHOWN_REJECTS:
             console.print(f"  ... and {len(found.rejects) - SHOWN_REJECTS} more")
     if found.example is not None:
-        console.print("\none example as the model sees it; what is trained is marked and green:")
-        console.print(_example(found))
+        console.print(
+            "\none example as the model sees it; [[ and ]] enclose what is trained, ( ) says why or why not:",
+            markup=False,
+        )
+        console.print(_example(found, found.example))
 
 
 def _estimates(found: DryRun, job: PackJob) -> dict[str, str]:
@@ -59,18 +63,13 @@ def _estimates(found: DryRun, job: PackJob) -> dict[str, str]:
     }
 
 
-def _example(found: DryRun) -> Text:
-    """The example's text, marked as `show` marks it: >>> opens and <<< closes what is trained."""
-    assert found.example is not None
-    text, trained = Text(), False
-    tokens = found.encoder.explain(found.example)
-    for _, token, weight, _ in tokens[:SHOWN_TOKENS]:
-        if (weight > 0) != trained:
-            text.append("»" if weight > 0 else "«", style=TRAINED)
-            trained = weight > 0
-        text.append(token, style=TRAINED if trained else PROMPT)
-    if trained:
-        text.append("«", style=TRAINED)
-    if len(tokens) > SHOWN_TOKENS:
-        text.append(f"\n... {len(tokens) - SHOWN_TOKENS} more tokens")
-    return text
+def _example(found: DryRun, example: Example) -> Text:
+    """The example as `packsvc show` shows a segment, with the reason for each run of tokens."""
+    notes = found.encoder.explain(example)[:SHOWN_TOKENS]
+    tokens = view_tokens(
+        [note.id for note in notes],
+        [note.weight for note in notes],
+        words=words_from(found.encoder.loaded),
+        why=[note.why for note in notes],
+    )
+    return tokens_text(tokens, marks=True, why=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +17,14 @@ def print_json(value: Any) -> None:
     import orjson
 
     options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-    sys.stdout.write(orjson.dumps(value, default=str, option=options).decode() + "\n")
+    sys.stdout.write(orjson.dumps(value, default=_plain, option=options).decode() + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for: DuckDB's sums are Decimals; anything else is its text."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return str(value)
 
 
 def number(value: Any) -> str:
@@ -27,6 +35,8 @@ def number(value: Any) -> str:
     """
     if value is None:
         return "-"
+    if isinstance(value, Decimal):
+        value = _plain(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -56,7 +66,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     kept = [list(row) for row in rows]
     cells = [list(columns), *([number(value) for value in row] for row in kept)]
     right = [
-        any(isinstance(row[i], (int, float)) for row in kept) and not any(isinstance(row[i], str) for row in kept)
+        any(isinstance(row[i], (int, float, Decimal)) for row in kept)
+        and not any(isinstance(row[i], str) for row in kept)
         for i in range(len(columns))
     ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
@@ -87,46 +98,13 @@ def shown_path(path: str) -> str:
     return path if relative.startswith("..") else relative
 
 
-def summary(totals: Mapping[str, Any]) -> str:
-    """What a packed output holds, from the totals of its manifest."""
-    slots = totals["tokens"] + totals["padding_tokens"]
-    share = totals["loss_tokens"] / totals["tokens"] if totals["tokens"] else 0.0
-    values = {
-        "rows": number(totals["rows"]),
-        "packed": number(totals["packed"]),
-        "rejected": number(totals["rejected"]) + _by_reason(totals["rejected_by_reason"]),
-        "segments": f"{number(totals['segments'])}, at most {number(totals['max_segments'])} in a pack",
-        "packs": number(totals["packs"]),
-        "tokens": f"{number(totals['tokens'])}, of {number(slots)} places",
-        "efficiency": number(float(totals["efficiency"])),
-        "loss tokens": f"{number(totals['loss_tokens'])} ({share:.1%} of the tokens)",
-    }
-    said = {
-        "filtered": "rows left out by `where`",
-        "left_out": "rows left out by weight",
-        "rejected_parts": "refused parts of packed rows",
-        "truncated": "rows cut to fit",
-        "split": "rows cut into fragments",
-        "reasoning_dropped": "trained turns without loss: the template leaves their reasoning out",
-        "turns_without_stop": "trained turns that no stop token ends",
-        "edge_tokens": "tokens across the start of an answer, counted as prompt",
-        "cut_tokens": "tokens cut",
-        "rejected_tokens": "tokens of rejected rows",
-        "repeated_tokens": "tokens packed again by weight or after a cut",
-    }
-    values |= {key.replace("_", " "): f"{number(totals[key])} {text}" for key, text in said.items() if totals.get(key)}
-    return facts(values)
-
-
-def _by_reason(reasons: Mapping[str, int]) -> str:
-    return f" ({', '.join(f'{reason} {number(n)}' for reason, n in reasons.items())})" if reasons else ""
-
-
 def print_packed(manifest: Manifest, out: str, *, as_json: bool) -> None:
     """What a run made, at its end."""
     if as_json:
         counts = {"totals": manifest.totals, "splits": manifest.splits, "sources": manifest.sources}
         print_json({"output": out, "name": manifest.name, "plan_id": manifest.plan_id, **counts})
     else:
-        print(f"{manifest.name}: packed into {shown_path(out)}, {number(manifest.seq_len)} tokens a pack")
-        print(summary(manifest.totals))
+        from packsvc.statistics import describe, stats
+
+        print(f"{manifest.name}: packed into {shown_path(out)}")
+        print(facts(describe(stats(out))))

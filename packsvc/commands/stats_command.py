@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from packsvc.commands.options import AsJson, Output
-from packsvc.commands.printing import print_json, summary, table
-
-SOURCE_COLUMNS = ("rows", "packed", "rejected", "filtered", "left_out", "segments", "tokens", "loss_tokens")
+from packsvc.commands.printing import facts, print_json, table
 
 
 class By(StrEnum):
@@ -44,33 +41,18 @@ def stats(
             raise typer.BadParameter("--by and --sql exclude each other")
         _print_query(out, sql, as_json=as_json)
         return
+    from packsvc.statistics import by_reason, by_source, by_split, describe
     from packsvc.statistics import stats as run
 
-    found = run(out).to_json()
+    found = run(out)
+    if by is None:
+        print_json(found.to_json()) if as_json else print(facts(describe(found)))
+        return
+    rows = {By.SOURCE: by_source, By.SPLIT: by_split, By.REASON: by_reason}[by](found)
     if as_json:
-        print_json(found if by is None else _rows(found, by))
-    elif by is None:
-        print(summary(found["totals"]))
+        print_json(rows)
     else:
-        rows = _rows(found, by)
-        columns = list(rows[0]) if rows else [by.value]
-        print(table(columns, [list(row.values()) for row in rows]))
-
-
-def _rows(found: Mapping[str, Any], by: By) -> list[dict[str, Any]]:
-    if by is By.REASON:
-        reasons = found["totals"]["rejected_by_reason"]
-        return [{"reason": reason, "rejected": n} for reason, n in reasons.items()]
-    if by is By.SPLIT:
-        return [{"split": name, **counts} for name, counts in found["splits"].items()]
-    return [
-        {
-            "source": name,
-            **{key: counts[key] for key in SOURCE_COLUMNS},
-            "loss_share": counts["loss_tokens"] / counts["tokens"] if counts["tokens"] else 0.0,
-        }
-        for name, counts in found["sources"].items()
-    ]
+        print(table(list(rows[0]) if rows else [by.value], [list(row.values()) for row in rows]))
 
 
 def _print_query(out: str, sql: str, *, as_json: bool) -> None:

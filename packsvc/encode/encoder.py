@@ -80,6 +80,11 @@ class Encoder:
         )
         self._slow = SlowPath(engine.loaded, renderer=engine.renderer, offsets=engine.offsets, weights=job.loss_weights)
 
+    @property
+    def loaded(self) -> LoadedTokenizer:
+        """The tokenizer with its template."""
+        return self._engine.loaded
+
     def encode(self, examples: Sequence[Example], *, source: str) -> EncodedBatch:
         """Encode examples of one source, and a sample of them twice.
 
