@@ -135,9 +135,9 @@ def _examine(renderer: Renderer, probe: Probe, notes: _Notes) -> None:
         raise EncodeError(_stopped(f"the conversation of {probe.name!r} renders differently with turn marks"))
     _check_words(rendered, probe)
     _check_starts(renderer, rendered, probe)
-    for _, token, borrowed in renderer.stops(rendered):
+    for token, borrowed in _stops(renderer, rendered):
         (notes.borrowed_stops if borrowed else notes.own_stops).setdefault(token)
-        renderer.known_stops.add(token)
+        renderer.turns.stops.add(token)
     notes.unstopped = notes.unstopped or rendered.turns_without_stop > 0
     if probe.reasoning:
         notes.reasoning_shown[probe.name] = [word in rendered.text for word in probe.reasoning]
@@ -169,10 +169,11 @@ def _check_starts(renderer: Renderer, rendered: Rendered, probe: Probe) -> None:
     """A template that shows no generation prompt must not write a header before the answer."""
     if not probe.basic:
         return
+    shows_prompt = bool(renderer.turns.prompts.before([{"role": "user", "content": "x"}], 1, None))
     for span in rendered.spans:
         head = rendered.text[span.start : span.end]
         word = min((head.find(w) for w, role in probe.content.items() if role == "assistant" and w in head), default=0)
-        if renderer.has_no_prompt and head[:word].strip():
+        if not shows_prompt and head[:word].strip():
             raise EncodeError(
                 _stopped(
                     f"it writes {head[:word]!r} before an answer but shows no generation prompt, so it cannot be told "
@@ -180,6 +181,17 @@ def _check_starts(renderer: Renderer, rendered: Rendered, probe: Probe) -> None:
                     "`add_generation_prompt` too"
                 )
             )
+
+
+def _stops(renderer: Renderer, rendered: Rendered) -> list[tuple[str, bool]]:
+    """(token, borrowed) of each learned span that a control token stops."""
+    found: list[tuple[str, bool]] = []
+    for span in rendered.spans:
+        token = renderer.controls.ending_at(rendered.text, span.start, span.end)
+        if token is not None:
+            mine = any(m == span.message and a < span.end <= b for m, a, b in rendered.regions)
+            found.append((token, not mine))
+    return found
 
 
 def _sum_up(decisions: Decisions, notes: _Notes, eos: str) -> TemplateAudit:

@@ -35,8 +35,13 @@ class Controls:
         self.tokens = tuple(sorted({token for token in tokens if token.strip()}, key=lambda t: (-len(t), t)))
         self._regex = re.compile("|".join(map(re.escape, self.tokens)) or r"(?!)")
         self._heads = _heads(self.tokens)
+        self._head_bytes = tuple(head.encode("utf-8", "surrogatepass") for head in self._heads)
         self._after_space = re.compile(rf"\s*({self._regex.pattern})")
         self._last = frozenset(token[-1] for token in self.tokens)
+
+    def may_stand_in(self, data: bytes) -> bool:
+        """False where no string in `data`, in UTF-8, holds a control token."""
+        return any(head in data for head in self._head_bytes)
 
     def find(self, text: str) -> str | None:
         """The first control token that stands in `text`."""
@@ -50,6 +55,14 @@ class Controls:
         """(start, end) of each control token in a part of `text`."""
         for match in self._regex.finditer(text, start, len(text) if stop is None else stop):
             yield match.span()
+
+    def may_end(self, character: str) -> bool:
+        """False where neither a control token nor white space ends with this character."""
+        return character in self._last or character.isspace()
+
+    def is_unambiguous(self, token: str) -> bool:
+        """No other control token ends like this one."""
+        return sum(other.endswith(token) for other in self.tokens) == 1
 
     def ending_at(self, text: str, start: int, end: int) -> str | None:
         """The longest control token that ends at `end` and lies in [start, end)."""

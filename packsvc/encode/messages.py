@@ -4,8 +4,8 @@ transformers drops null fields and gives reasoning under the names that template
 a shallow copy where something changes. Two rules of the job are applied as well, decided once by the audit: how tool
 call arguments that are JSON strings or objects are handed over, and whether lists of text parts are joined.
 
-Values are JSON values (sources see to that; anything else is refused), so templates cannot change them and no deep
-copy is needed.
+Values are JSON values (anything else is refused), so the sandbox lets no template change them and no deep copy is
+needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def prepare_messages(messages: list[JsonDict], decisions: Decisions) -> list[Jso
     """The messages a template is given; as many as came, all distinct objects.
 
     Raises:
-        RowRefused: wrong_type, for values that are not JSON, or arguments that cannot be read.
+        RowRefused: wrong_type, for a role that is no string, or arguments that cannot be read.
     """
     prepared = [
         message
@@ -50,6 +50,28 @@ def canonical_json(messages: list[JsonDict], tools: Any) -> bytes:
     except TypeError:  # lone surrogates, integers over 64 bits
         text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return text.encode("utf-8", "surrogatepass")
+
+
+_AS_IT_IS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+
+
+def serialised(value: Any, what: str = "messages") -> bytes:
+    """Bytes in which every string of a JSON value stands in UTF-8.
+
+    Two serialisers that differ in what else they take tell quickly that a value is JSON: only one of them takes
+    UUIDs and enums, only the other one bytes and sets.
+
+    Raises:
+        RowRefused: wrong_type, for a value that is not JSON or nests too deep.
+    """
+    try:
+        data = marshal.dumps(value, 2)
+        orjson.dumps(value, option=_AS_IT_IS)
+        return data
+    except (ValueError, TypeError, RecursionError):  # lone surrogates, large integers, or no JSON
+        if not is_json(value):
+            raise RowRefused(Reason.WRONG_TYPE, f"{what} hold a value that is not JSON, or nest too deep") from None
+        return marshal.dumps(value, 2)
 
 
 def tools_key(tools: Any) -> bytes | None:
@@ -82,9 +104,6 @@ def reasoning_of(message: JsonDict) -> Any:
 
 
 def _prepare(message: JsonDict, decisions: Decisions) -> JsonDict:
-    for key, value in message.items():
-        if type(value) is not str and not is_json(value):
-            raise RowRefused(Reason.WRONG_TYPE, f"{key} of a message holds a value that is not JSON, or nests too deep")
     if type(message.get("role")) is not str:
         raise RowRefused(Reason.WRONG_TYPE, f"role is {message.get('role')!r}, not a string")
     if None in message.values():

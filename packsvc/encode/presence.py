@@ -19,6 +19,9 @@ from packsvc.types import JsonDict, Reason
 _CLOSERS = ("</think>", "[/THINK]", "</thinking>", "</thought>", "</reasoning>", "<|END_THINKING|>", "<channel|>")
 _OPENER = re.compile(r"<think>|\[THINK\]|<thinking>|<thought>|<reasoning>|<\|START_THINKING\|>|<\|channel>thought")
 _SHORT = 16
+_MAY_REASON = re.compile(
+    "|".join([*map(re.escape, _CLOSERS), r"u.\x00\x00\x00(?:reasoning_content|thinking|reasoning)"]).encode(), re.DOTALL
+)
 
 
 class Presence:
@@ -151,6 +154,11 @@ def stands(wanted: str, text: str, start: int, end: int) -> bool:
 
 def _stands_elsewhere(core: str, messages: list[JsonDict], index: int) -> bool:
     return any(i != index and core in str(m.get("content")) for i, m in enumerate(messages))
+
+
+def may_reason(data: bytes) -> bool:
+    """False where no message carries reasoning in a field or behind tags; `data` is the row, serialised."""
+    return _MAY_REASON.search(data) is not None
 
 
 def reasoning_text(message: JsonDict) -> str | None:

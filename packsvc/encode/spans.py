@@ -12,12 +12,13 @@ Price: a few string comparisons a turn; one more render a turn for templates who
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import nodes
 
 from packsvc.encode.controls import Controls, after_empty_reasoning, is_prefill, is_structure
+from packsvc.encode.row import Range, Row
 from packsvc.encode.template import ClockAskedError, Marked, TurnTemplate
 from packsvc.types import JsonDict
 
@@ -40,9 +41,13 @@ class GenerationPrompts:
         self._template = template
         self.constant, self._in_loop = _tail_dependence(template.tree)
         self._known: dict[tuple[Any, bool], str | None] = {}
+        self._only: str | None = None
+        """The prompt of every turn, where only the template's tail writes it and that is constant."""
 
     def before(self, messages: list[JsonDict], index: int, tools: Any) -> str | None:
         """The prompt of turn `index`; None where it cannot be told."""
+        if self._only is not None:
+            return self._only
         if not self.constant:
             return self._ask(messages[:index], tools)
         previous = messages[index - 1] if index else {}
@@ -53,6 +58,8 @@ class GenerationPrompts:
                 if prompt is None:
                     prompt = self._ask(stand_in, None)
             self._known[key] = prompt
+            if self.constant and not self._in_loop:
+                self._only = prompt
         return self._known[key]
 
     def _ask(self, messages: list[JsonDict], tools: Any) -> str | None:
@@ -83,8 +90,79 @@ class GenerationPrompts:
         if len(mine) > len(other) and mine.startswith(other):
             self.constant = False
             self._known.clear()
+            self._only = None
             return mine[len(other) :]
         return ""
+
+
+class TurnSpans:
+    """Start and end of assistants' turns in the renders of one template.
+
+    Args:
+        stops: Tokens known to stop turns.
+        any_stop: Take any control token that follows a turn for its stop.
+    """
+
+    def __init__(self, template: TurnTemplate, controls: Controls, *, stops: set[str], any_stop: bool) -> None:
+        self.prompts = GenerationPrompts(template)
+        self.stops = stops
+        self._controls = controls
+        self._any_stop = any_stop
+        self._ending = ""
+        self._ending_stop = ""
+
+    def of(self, row: Row, index: int, typed: Sequence[Range]) -> list[tuple[int, int, str | None]]:
+        """(start, end, stop) of each run of characters that the model itself writes in one turn.
+
+        Raises:
+            UnderivableError: Start or stop cannot be told exactly.
+        """
+        message, text = row.messages[index], row.text
+        found: list[tuple[int, int, str | None]] = []
+        for begin, end in row.runs(index):
+            if not found:
+                prompt = self.prompts.before(row.messages, index, row.tools)
+                if prompt is None:
+                    raise UnderivableError("its generation prompt cannot be rendered")
+                start = turn_start(text, begin, end, prompt, self._controls)
+            elif self._controls.ending_at(text, 0, begin):
+                start = begin
+            else:
+                raise UnderivableError("it goes on after text of another message")
+            stop, token, borrowed = self.end(text, start, end, typed)
+            if token is None:
+                if text[end:].strip():
+                    raise UnderivableError("no control token stops it")
+                stop = _content_end(message, text, start, end)
+            elif borrowed and not self._any_stop and token not in self.stops:
+                raise UnderivableError(f"the template ends it with no token of its own, before {token!r}")
+            found.append((start, stop, token))
+        if not found and (message.get("content") or message.get("tool_calls")):
+            raise UnderivableError("the template does not write it message by message")
+        return found
+
+    def end(self, text: str, start: int, end: int, typed: Sequence[Range]) -> tuple[int, str | None, bool]:
+        """(end, stop, borrowed) of a turn whose own text begins at `start` and that the template wrote up to `end`.
+
+        A token that closes a tool call or reasoning stops nothing, unless it is one of the known stops.
+        """
+        ending = self._ending
+        if ending and not typed and text.endswith(ending, start, end):
+            # As the turn before ended; nothing else can stand before it if no token, and no white space, ends there.
+            before = end - len(ending) - 1
+            if before < start or not self._controls.may_end(text[before]):
+                return before + 1 + len(self._ending_stop), self._ending_stop, False
+        run = _trailing_controls(text, start, end, self._controls, typed)
+        for i, (begin, stop) in enumerate(run):
+            token = text[begin:stop]
+            if (token in self.stops or not is_structure(token)) and (i + 1 == len(run) or run[i + 1][0] != stop):
+                if len(run) == 1 and self._controls.is_unambiguous(token):
+                    self._ending, self._ending_stop = text[begin:end], token
+                return stop, token, False
+        following = self._controls.next_after(text, end)
+        if following is not None and not _overlaps(typed, *following):
+            return following[1], text[following[0] : following[1]], True
+        return end, None, False
 
 
 def turn_start(text: str, start: int, end: int, prompt: str, controls: Controls) -> int:
@@ -97,9 +175,11 @@ def turn_start(text: str, start: int, end: int, prompt: str, controls: Controls)
         begin = start + len(prompt)
     else:
         begin = _start_by_parts(text, start, end, prompt, controls)
-    if begin > end:
+    if begin >= end:
+        if begin == end:
+            return begin
         raise UnderivableError("its generation prompt is longer than the turn")
-    return after_empty_reasoning(text, begin, end)
+    return after_empty_reasoning(text, begin, end) if text[begin] in "\n<[" else begin
 
 
 def _start_by_parts(text: str, start: int, end: int, prompt: str, controls: Controls) -> int:
@@ -125,40 +205,30 @@ def _edges(prompt: str, ends: list[int]) -> list[int]:
     return [*ends, *(i + 1 for i, character in enumerate(prompt) if character == "\n" and ends and i >= ends[0])]
 
 
-def turn_end(
-    text: str,
-    start: int,
-    end: int,
-    controls: Controls,
-    *,
-    typed: Sequence[tuple[int, int]],
-    stops: Set[str],
-) -> tuple[int, str | None, bool]:
-    """(end, stop, borrowed) of a turn whose own text begins at `start` and that the template wrote up to `end`.
-
-    A token that closes a tool call or reasoning stops nothing, unless it is one of the known `stops`.
-    """
-    run: list[tuple[int, int]] = []
+def _trailing_controls(text: str, start: int, end: int, controls: Controls, typed: Sequence[Range]) -> list[Range]:
+    """The control tokens, white space between them apart, with which the characters [start, end) end."""
+    run: list[Range] = []
     position = end
     while True:
-        last = len(text[start:position].rstrip()) + start if text[position - 1 : position].isspace() else position
+        last = position
+        if text[position - 1 : position].isspace():
+            last = start + len(text[start:position].rstrip())
         token = controls.ending_at(text, start, last)
         if token is None or _overlaps(typed, last - len(token), last):
-            break
-        run.append((last - len(token), last))
+            return run[::-1]
         position = last - len(token)
-    run.reverse()
-    for i, (begin, stop) in enumerate(run):
-        token = text[begin:stop]
-        if (token in stops or not is_structure(token)) and (i + 1 == len(run) or run[i + 1][0] != stop):
-            return stop, token, False
-    following = controls.next_after(text, end)
-    if following is not None and not _overlaps(typed, *following):
-        return following[1], text[following[0] : following[1]], True
-    return end, None, False
+        run.append((position, last))
 
 
-def _overlaps(ranges: Sequence[tuple[int, int]], start: int, end: int) -> bool:
+def _content_end(message: JsonDict, text: str, start: int, end: int) -> int:
+    """Where a last turn ends that nothing stops: with its content, white space of the template left out."""
+    content = message.get("content")
+    if type(content) is str and content and text.endswith(content, start, end):
+        return end
+    return start + len(text[start:end].rstrip())
+
+
+def _overlaps(ranges: Sequence[Range], start: int, end: int) -> bool:
     return any(a < end and start < b for a, b in ranges)
 
 
