@@ -85,6 +85,11 @@ class Encoder:
         """The tokenizer with its template."""
         return self._engine.loaded
 
+    @property
+    def tokenizer(self) -> Any:
+        """transformers' tokenizer, with the job's template."""
+        return self._engine.loaded.tokenizer
+
     def encode(self, examples: Sequence[Example], *, source: str) -> EncodedBatch:
         """Encode examples of one source, and a sample of them twice.
 
