@@ -209,12 +209,15 @@ class Run:
         last = {g: (g, senders) for g, senders in tails if g not in found}
         self._run_groups(plan, progress, tail_task, last, lambda g, r: progress.add(r), memory)
         groups = [*range(len(plan.groups)), *(g for g, _ in tails)]
-        progress.stage = "finishing"
-        self.reporter.beat(progress, force=True)
+        worked = bool(todo or last) or MANIFEST_NAME not in files
+        if worked:
+            progress.stage = "finishing"
+            self.reporter.beat(progress, force=True)
         manifest = self._finish(plan, groups)
-        self._remove_recut(plan)
-        progress.stage = "done"
-        self.reporter.beat(progress, force=bool(todo or last))
+        if worked:
+            self._remove_recut(plan)
+            progress.stage = "done"
+            self.reporter.beat(progress, force=True)
         if self.watch is not None:
             self.watch(Event(kind="done", progress=progress))
         return manifest

@@ -45,7 +45,7 @@ def test_the_same_job_gives_the_same_bytes_in_another_folder(job, tmp_path):
     run(job.with_base(other))
     first, second = shard_bytes(tmp_path / "out"), shard_bytes(other / "out")
     assert first == second
-    assert len(first) > 10
+    assert len(first) >= 10
 
 
 def test_another_seed_gives_other_packs_of_the_same_rows(job, tmp_path):
