@@ -16,7 +16,7 @@ import pyarrow as pa
 from packsvc.errors import PacksvcError, SourceError
 from packsvc.sources.arrays import elements
 from packsvc.sources.lines import line_rows, split_lines
-from packsvc.sources.opening import BLOCK_BYTES, BOM, Container, InputHandle, Shape, blocks, open_input, sniff
+from packsvc.sources.opening import BLOCK_BYTES, Container, InputHandle, Shape, blocks, open_input, sniff
 from packsvc.sources.tables import csv_rows
 from packsvc.storage import Store
 from packsvc.types import InputFile, Piece, PieceKind, RawRow
@@ -104,8 +104,7 @@ def _lines(handle: InputHandle, shape: Shape, file: InputFile) -> Iterator[bytes
     """One line for each row number of the input; reading it back gives the same record, or the same fault."""
     parts = blocks(handle, shape.compression)
     if shape.container is Container.JSONL:
-        for number, line in enumerate(split_lines(parts)):
-            yield line.removeprefix(BOM) if number == 0 else line
+        yield from split_lines(parts)
     elif shape.container is Container.JSON_ARRAY:
         for element in elements(parts, name=file):
             # Newlines of a JSON text stand between its tokens only.

@@ -75,6 +75,13 @@ def test_a_file_named_twice_counts_once(tmp_path: Path) -> None:
     ]
 
 
+def test_of_two_spellings_of_a_file_the_first_counts(tmp_path: Path) -> None:
+    make(tmp_path, "d/a.jsonl")
+    whole = str(tmp_path / "d" / "a.jsonl")
+    assert paths(tmp_path, ["d/a.jsonl", whole]) == ["d/a.jsonl"]
+    assert paths(tmp_path, [whole, "d"]) == [whole]
+
+
 def test_documents_and_hidden_files_beside_data_are_passed_over(tmp_path: Path) -> None:
     make(tmp_path, "d/a.jsonl", "d/README.md", "d/LICENSE", "d/_SUCCESS", "d/.cache/x.jsonl", "d/notes.txt")
     assert paths(tmp_path, "d") == paths(tmp_path, "d/*") == ["d/a.jsonl"]
