@@ -112,7 +112,7 @@ class Histogram:
     def number(self, lengths: NDArray[np.int64]) -> NDArray[Any]:
         """The number of each length; 16 bits where they suffice, which numpy sorts in two passes."""
         if self.numbers is not None:
-            return self.numbers[lengths]
+            return self.numbers.take(lengths)
         found = len(self.lengths) - 1 - np.searchsorted(self.lengths, lengths)
         return found.astype(_key_type(len(self.lengths)))
 
@@ -188,7 +188,8 @@ def place_by_plan(lengths: NDArray[Any], histogram: Histogram, plan: SegmentPlan
     bin_of_rank = plan.bin_of_rank()
     placed = np.empty(len(lengths), dtype=np.int64)
     for start, order, ranks in _ranks(lengths, histogram):
-        placed[start : start + len(order)][order] = bin_of_rank[ranks]
+        # A scatter whose values have the array's own type is twice as fast as one that converts.
+        placed[start : start + len(order)][order] = bin_of_rank.take(ranks).astype(np.int64, copy=False)
     return placed
 
 
