@@ -90,11 +90,11 @@ def is_among(values: NDArray[np.int64], ordered: NDArray[np.int64]) -> NDArray[n
     return found
 
 
-def digests_of(chunk: Chunk, layout: Layout, wanted: Wanted, *, shard: int) -> SegmentDigests:
-    """Digests of a chunk's wanted segments."""
+def digests_of(chunk: Chunk, layout: Layout, wanted: Wanted, *, known: NDArray[np.bool_], shard: int) -> SegmentDigests:
+    """Digests of a chunk's wanted segments; `known` marks those whose origin exists."""
     packs = chunk.packs
     keys = row_keys(packs.segment_file, packs.segment_row)
-    chosen = wanted.choose(keys)
+    chosen = known & wanted.choose(keys)
     starts, lengths = layout.starts[layout.real][chosen], layout.lengths[layout.real][chosen]
     at = np.repeat(starts - offsets_of(lengths)[:-1], lengths) + np.arange(int(lengths.sum()))
     weight = packs.loss_weight

@@ -86,10 +86,10 @@ def check_shard(
         for chunk in chunks(file, entry, facts, first_pack, findings):
             sound = check_boundaries(chunk, facts, findings)
             if sound.packs.num_packs:
-                check_chunk(sound, facts, findings, gathered, per_source)
+                layout = lay_out(sound, facts)
+                known = check_chunk(sound, layout, facts, findings, gathered, per_source)
                 if wanted is not None:
-                    layout = lay_out(sound, facts)
-                    gathered.digests.append(digests_of(sound, layout, wanted, shard=index))
+                    gathered.digests.append(digests_of(sound, layout, wanted, known=known, shard=index))
     result = ShardResult(
         findings=findings,
         file=_joined(gathered.file, np.int32),
@@ -107,10 +107,18 @@ def check_shard(
 
 
 def check_chunk(
-    chunk: Chunk, facts: ShardFacts, findings: Findings, gathered: _Gathered, per_source: NDArray[np.int64]
-) -> None:
-    """All checks of packs whose boundaries hold; adds what they hold to `gathered` and `per_source`."""
-    layout = lay_out(chunk, facts)
+    chunk: Chunk,
+    layout: Layout,
+    facts: ShardFacts,
+    findings: Findings,
+    gathered: _Gathered,
+    per_source: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """All checks of packs whose boundaries hold; adds what they hold to `gathered` and `per_source`.
+
+    Returns:
+        (S,) bool, segments whose origin exists.
+    """
     packs = chunk.packs
     check_geometry(chunk, layout, facts, findings)
     targets = check_mask(chunk, layout, findings)[layout.real]
@@ -134,6 +142,7 @@ def check_chunk(
         np.add.reduceat(lengths * lengths, first),
     )
     gathered.counts.append(np.stack(found, axis=1))
+    return known
 
 
 def check_origin(chunk: Chunk, layout: Layout, facts: ShardFacts, findings: Findings) -> NDArray[np.bool_]:

@@ -19,8 +19,13 @@ from packsvc.validation.fresh import FreshSetting
 def setting_of(store: Store, plan: Mapping[str, Any]) -> FreshSetting:
     """What the plan says of inputs, formats and encoder. Raises FormatError."""
     try:
+        config = dict(plan["config"])
+        if again := plan.get("repacked"):
+            # Its segments were made under the first seq_len, and overlong rows judged by it.
+            config["seq_len"] = again["seq_len"]
+            config["packing"] = {**config["packing"], "align": again["align"]}
         return FreshSetting(
-            job=parse_job(plan["config"], base=plan["base"], where=store.describe(PLAN)),
+            job=parse_job(config, base=plan["base"], where=store.describe(PLAN)),
             inputs=tuple(InputFile(**file) for file in plan["inputs"]),
             readings={
                 name: Reading(format=Format(tree["format"]), columns=tree["columns"], why=tree["why"])
@@ -53,6 +58,8 @@ def check_unchanged(file: InputFile, *, storage_options: Mapping[str, Any]) -> N
 
 def pieces_of(plan: Mapping[str, Any]) -> list[Piece]:
     """The plan's pieces by input, in order; an input that was recut is read whole, since its cuts may be gone."""
+    if plan.get("repacked"):
+        return _all_rows(plan)
     pieces = [
         Piece(**{**tree, "kind": PieceKind(tree["kind"]), "take": tuple(tree["take"]) if tree.get("take") else None})
         for group in plan["groups"]
@@ -69,6 +76,18 @@ def pieces_of(plan: Mapping[str, Any]) -> list[Piece]:
     ]
     kept = [p for p in pieces if p.file not in recut]
     return sorted(whole + kept, key=lambda p: (p.file, p.first_row, p.start))
+
+
+def _all_rows(plan: Mapping[str, Any]) -> list[Piece]:
+    """Every input whole: the groups of an output that was packed again are packs of the one before."""
+    if plan.get("limit") is not None:
+        raise FormatError(
+            "this output was packed again from a trial run, and which rows that took is not known here; "
+            "compare the first output with its sources"
+        )
+    return [
+        Piece(file=index, kind=PieceKind.WHOLE, num_rows=file["num_rows"]) for index, file in enumerate(plan["inputs"])
+    ]
 
 
 def sampled_pieces(pieces: list[Piece], inputs: tuple[InputFile, ...], sample: int, *, seed: int) -> list[Piece]:

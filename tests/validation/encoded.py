@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from packsvc.config import PackJob, parse_job
 from packsvc.encode import load_encoder, merge_batches
@@ -32,7 +33,10 @@ from packsvc.sources import (
 from packsvc.types import Counts, InputFile, Reject
 from tests.validation.outputs import write_output
 
-TOKENIZER = Path(__file__).parents[2] / "pipelines/quickstart/tokenizers/qwen3"
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 SENTENCE = (
     "the pack holds whole examples and a mask that never lies about what 日本語 a model must learn: naïve 👍🏽 €5"
 )
@@ -53,11 +57,27 @@ def conversation(rng: random.Random, *, weights: bool) -> dict[str, Any]:
     return {"messages": messages, "kind": rng.choice(["a", "a", "b"])}
 
 
+def write_tokenizer(folder: Path) -> Path:
+    """A byte-level tokenizer of a few hundred tokens with a ChatML template: opens in no time."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator([SENTENCE], trainer)
+    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    folder.mkdir(parents=True)
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": CHAT}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
 def encoded_job(folder: Path, **changes: Any) -> PackJob:
     """Chats by lines, weighted and filtered, and questions with answers in Parquet."""
     tree: dict[str, Any] = {
         "name": "encoded",
-        "tokenizer": str(TOKENIZER),
+        "tokenizer": "./tokenizer",
         "sources": [
             {"path": "data/chat-*.jsonl", "name": "chat", "weight": 1.5, "where": {"kind": "a"}},
             {"path": "data/math.parquet", "name": "math"},
@@ -75,7 +95,6 @@ def encoded_output(root: Path, *, rows: int = 40, **changes: Any) -> Path:
     made = _make_once(rows, json.dumps(changes, sort_keys=True))
     shutil.copytree(made, root, dirs_exist_ok=True)
     plan = json.loads((root / "out/plan.json").read_text())
-    plan["base"] = str(root)
     for file in plan["inputs"]:
         file["url"] = str(root / file["path"])
     (root / "out/plan.json").write_text(json.dumps(plan))
@@ -90,6 +109,7 @@ def _make_once(rows: int, changes: str) -> Path:
     job = encoded_job(root, **json.loads(changes))
     rng = random.Random(5)
     (root / "data").mkdir()
+    write_tokenizer(root / "tokenizer")
     for name in ("chat-0", "chat-1"):
         lines = [json.dumps(conversation(rng, weights=job.loss_weights), ensure_ascii=False) for _ in range(rows)]
         lines[3:3] = [""]

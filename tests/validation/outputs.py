@@ -118,7 +118,7 @@ def random_rows(
                 refused = int(rng.integers(parts)) if fate == "parts" and rng.random() < 0.3 else None
                 weight = weights[file.source]
                 often = int(weight) + (rng.random() < weight % 1)
-                split = int(rng.random() < 0.3)
+                split = int(rng.random() < 0.3) % len(job.splits)
                 count.packed += 1
                 for part in range(parts):
                     length = int(rng.integers(2, 20))
