@@ -13,6 +13,7 @@ from packsvc.config.job import (
     TrainOn,
     Turns,
     is_url,
+    parse_size,
 )
 from packsvc.config.load import load_job, parse_job, parse_set
 from packsvc.config.writing import job_text
@@ -34,4 +35,5 @@ __all__ = [
     "load_job",
     "parse_job",
     "parse_set",
+    "parse_size",
 ]

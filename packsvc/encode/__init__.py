@@ -14,7 +14,7 @@ from packsvc.encode.explaining import TokenNote
 from packsvc.encode.opening import load_encoder, open_encoder
 from packsvc.encode.render import Renderer
 from packsvc.encode.rendered import Decisions, Rendered, RowRefused, Span
-from packsvc.encode.tokenizer import LoadedTokenizer, fingerprint, load_tokenizer
+from packsvc.encode.tokenizer import LoadedTokenizer, fingerprint, load_tokenizer, read_fingerprint
 
 __all__ = [
     "Decisions",
@@ -32,4 +32,5 @@ __all__ = [
     "load_tokenizer",
     "merge_batches",
     "open_encoder",
+    "read_fingerprint",
 ]

@@ -112,6 +112,5 @@ class BatchMaker:
         with self._lock:
             source = self._sources[output]
             if source is None:
-                opened = self._outputs[output]
-                source = self._sources[output] = PackSource(opened.store(), opened.manifest)
+                source = self._sources[output] = self._outputs[output].source()
             return source

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from packsvc.errors import ConfigError, FormatError
 from packsvc.shards import Manifest, ShardEntry, shard_of_path
 from packsvc.storage import Store
+from packsvc.stream.cache import CacheSettings, ShardCache
 from packsvc.stream.options import Unit
+from packsvc.stream.source import PackSource
 
 Out = str | os.PathLike[str]
 
@@ -28,6 +30,8 @@ class Output:
     """None unless several are mixed."""
     manifest: Manifest
     storage_options: Mapping[str, Any] | None
+    cache: CacheSettings | None
+    """None for an output on a local disk, and where there is to be none."""
     shards: NDArray[np.int64]
     """Indices of the split's shards in the manifest, empty shards left out."""
 
@@ -49,6 +53,12 @@ class Output:
         """The folder, opened anew: file systems are not shared with another process."""
         return Store(self.name, storage_options=self.storage_options)
 
+    def source(self) -> PackSource:
+        """Its packs, for this process."""
+        store = self.store()
+        cache = None if self.cache is None else ShardCache(store, self.manifest, self.cache)
+        return PackSource(store, self.manifest, cache)
+
     def mean_per_pack(self, unit: Unit) -> float:
         """Units in a pack, on average over the split."""
         if unit is Unit.PACKS:
@@ -58,7 +68,11 @@ class Output:
 
 
 def open_outputs(
-    out: Out | Sequence[tuple[Out, float]], *, split: str, storage_options: Mapping[str, Any] | None
+    out: Out | Sequence[tuple[Out, float]],
+    *,
+    split: str,
+    storage_options: Mapping[str, Any] | None,
+    cache: CacheSettings | None = None,
 ) -> list[Output]:
     """The outputs to read.
 
@@ -66,6 +80,7 @@ def open_outputs(
         out: One output, or several with their shares.
         split: Which split of each.
         storage_options: For fsspec.
+        cache: Where shards of remote outputs are kept.
 
     Raises:
         ConfigError: The argument makes no sense, the split is not there or is empty.
@@ -73,12 +88,12 @@ def open_outputs(
             do not fit together.
     """
     if isinstance(out, (str, os.PathLike)):
-        return [_open(os.fspath(out), None, split=split, storage_options=storage_options)]
+        return [_open(os.fspath(out), None, split=split, storage_options=storage_options, cache=cache)]
     pairs = _pairs(out)
     names = [name for name, _ in pairs]
     if doubled := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"{doubled[0]} is given twice; give it once, with the sum of its shares")
-    outputs = [_open(name, share, split=split, storage_options=storage_options) for name, share in pairs]
+    outputs = [_open(name, share, split=split, storage_options=storage_options, cache=cache) for name, share in pairs]
     for other in outputs[1:]:
         _same(outputs[0], other)
     return outputs
@@ -110,8 +125,16 @@ def _pairs(out: Sequence[tuple[Out, float]]) -> list[tuple[str, float]]:
     return pairs
 
 
-def _open(name: str, share: float | None, *, split: str, storage_options: Mapping[str, Any] | None) -> Output:
-    manifest = Manifest.load(Store(name, storage_options=storage_options))
+def _open(
+    name: str,
+    share: float | None,
+    *,
+    split: str,
+    storage_options: Mapping[str, Any] | None,
+    cache: CacheSettings | None,
+) -> Output:
+    store = Store(name, storage_options=storage_options)
+    manifest = Manifest.load(store)
     if wrong := manifest.disagreements():
         raise FormatError(f"{name}/manifest.json contradicts itself: {'; '.join(wrong[:3])}. Pack again")
     _check_shards(name, manifest.shards)
@@ -120,11 +143,16 @@ def _open(name: str, share: float | None, *, split: str, storage_options: Mappin
     shards = [i for i, entry in enumerate(manifest.shards) if entry.split == split and entry.num_packs]
     if not shards:
         raise ConfigError(f"{name}: the split {split!r} has no packs")
+    if store.is_local:
+        cache = None
+    if cache is not None:
+        ShardCache(store, manifest, cache)  # refuses a limit that holds no shard, now and not in a reading thread
     return Output(
         name=name,
         share=share,
         manifest=manifest,
         storage_options=storage_options,
+        cache=cache,
         shards=np.array(shards, dtype=np.int64),
     )
 
@@ -164,7 +192,7 @@ def _is_sha256(text: str) -> bool:
 
 def _fingerprint(tokenizer: object) -> str:
     # transformers is loaded only for those who ask; reading packs needs none of it.
-    from packsvc.encode.tokenizer import fingerprint, read_fingerprint
+    from packsvc.encode import fingerprint, read_fingerprint
 
     if isinstance(tokenizer, (str, os.PathLike)):
         return read_fingerprint(os.fspath(tokenizer))

@@ -65,6 +65,18 @@ def whole_number(name: str, value: object, *, least: int) -> int:
     return number
 
 
+def size_in_bytes(name: str, value: int | str | None) -> int | None:
+    """Bytes from a number or a text like "20GB"; None stays None. Raises ConfigError."""
+    if isinstance(value, str):
+        from packsvc.config import parse_size
+
+        try:
+            value = parse_size(value)
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from None
+    return None if value is None else whole_number(name, value, least=1)
+
+
 def rank_and_world(
     rank: int | None, world_size: int | None, *, environment: Mapping[str, str] | None = None
 ) -> tuple[int, int]:

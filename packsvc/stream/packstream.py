@@ -14,13 +14,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from packsvc.errors import ConfigError, StateError
 from packsvc.stream.batch import PackedBatch
+from packsvc.stream.cache import CacheSettings
 from packsvc.stream.collate import RowShape
 from packsvc.stream.device import deliver, open_device, stage
 from packsvc.stream.epoch import Epoch, Picks, Steps
 from packsvc.stream.maker import BatchMaker, Made
 from packsvc.stream.mixing import Mixture
 from packsvc.stream.opening import Out, check_tokenizer, open_outputs
-from packsvc.stream.options import Check, Layout, Remainder, Unit, choice, rank_and_world, whole_number
+from packsvc.stream.options import Check, Layout, Remainder, Unit, choice, rank_and_world, size_in_bytes, whole_number
 from packsvc.stream.order import PackOrder
 from packsvc.stream.prefetch import prefetch
 from packsvc.stream.state import Binding, Position, read_state, write_state
@@ -62,6 +63,8 @@ class PackStream(IterableDataset[PackedBatch]):
         align: int = 1,
         tokenizer: object = None,
         threads: int = 2,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
         balance: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         unit: str = "loss_tokens",
@@ -85,6 +88,9 @@ class PackStream(IterableDataset[PackedBatch]):
             tokenizer: What the trainer uses: a tokenizer, its folder or hub id, or its fingerprint. An output that
                 another one encoded is refused.
             threads: How many read ahead; 0: none. Never changes what is read.
+            cache_dir: Where shards of a remote output are kept on the local disk; None: nowhere, each row group is
+                fetched when it is needed. An output on a local disk is read where it is.
+            cache_limit: Bytes, or a text like "20GB", that the cache may take; None: no limit.
             balance: Deal the packs of each global batch to ranks by attention cost.
             storage_options: For fsspec.
             unit: What shares are shares of: "loss_tokens", "tokens" or "packs".
@@ -97,7 +103,9 @@ class PackStream(IterableDataset[PackedBatch]):
         """
         super().__init__()
         self._device = open_device(device)
-        self._outputs = open_outputs(out, split=split, storage_options=storage_options)
+        limit = size_in_bytes("cache_limit", cache_limit)
+        cache = None if cache_dir is None else CacheSettings(folder=os.fspath(cache_dir), limit_bytes=limit)
+        self._outputs = open_outputs(out, split=split, storage_options=storage_options, cache=cache)
         if tokenizer is not None:
             check_tokenizer(self._outputs, tokenizer)
         self.rank, self.world_size = rank_and_world(rank, world_size)

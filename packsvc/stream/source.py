@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from packsvc.errors import DamageError
 from packsvc.shards import COUNT_COLUMNS, Manifest, ShardReader
 from packsvc.storage import Store
+from packsvc.stream.cache import ShardCache
 from packsvc.stream.geometry import check_geometry
 from packsvc.types import PackColumns
 
@@ -85,10 +87,14 @@ class RecentlyUsed(Generic[V]):
 class PackSource:
     """One output, opened in this process."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: Store, manifest: Manifest, cache: ShardCache | None = None) -> None:
         self._manifest = manifest
+        self._cache = cache
+        self._is_remote = not store.is_local
+        self._max_open = MAX_OPEN_SHARDS if cache is None else min(MAX_OPEN_SHARDS, cache.num_shards)
+        held = store if cache is None else cache.store
         self._readers = [
-            ShardReader(store, entry, plan_id=manifest.plan_id, seq_len=manifest.seq_len) for entry in manifest.shards
+            ShardReader(held, entry, plan_id=manifest.plan_id, seq_len=manifest.seq_len) for entry in manifest.shards
         ]
         self._locks = [threading.Lock() for _ in self._readers]
         self._opened: OrderedDict[int, None] = OrderedDict()
@@ -103,31 +109,26 @@ class PackSource:
             DamageError: The shard is not what the manifest says; the message names it.
         """
         found = self._counts.get(shard)
-        if found is not None:
-            return found
-        with self._locks[shard]:
-            self._note_open(shard)
-            reader = self._readers[shard]
-            packs = reader.read(columns=COUNT_COLUMNS)
-            found = {name: getattr(packs, name).astype(np.int64) for name in COUNT_COLUMNS}
-            entry = reader.entry
-            for name in ("num_segments", "num_tokens", "num_loss_tokens"):
-                total = int(found[name].sum())
-                if total != getattr(entry, name):
-                    raise DamageError(
-                        f"{reader.where}: {name} adds up to {total}, the manifest says {getattr(entry, name)}"
-                    )
+        if found is None:
+            found = self._read(shard, self._read_counts)
             self._counts.put(shard, found, sum(column.nbytes for column in found.values()))
         return found
 
     def counts(self, packs: NDArray[np.int64]) -> PackCounts:
-        """What the small columns say of packs, given by their manifest numbers. Touches their shards."""
+        """What the small columns say of packs, given by their manifest numbers. Touches their shards.
+
+        Raises:
+            DamageError: A shard is not what the manifest says; the message names it and a pack asked for.
+        """
         shards, inside = self._locate(packs)
         names = ("num_tokens", "num_loss_tokens", "sum_squared_lengths")
         values = {name: np.empty(len(packs), dtype=np.int64) for name in names}
         for shard in np.unique(shards):
             chosen = shards == shard
-            columns = self.touch(int(shard))
+            try:
+                columns = self.touch(int(shard))
+            except DamageError as error:
+                raise DamageError(f"pack {int(packs[chosen].min())} cannot be read: {error}") from error
             for name in names:
                 values[name][chosen] = columns[name][inside[chosen]]
         return PackCounts(**values)
@@ -143,9 +144,9 @@ class PackSource:
 
     def close(self) -> None:
         """Let go of all files."""
-        for lock, reader in zip(self._locks, self._readers, strict=True):
-            with lock:
-                reader.close()
+        for shard in range(len(self._readers)):
+            with self._locks[shard]:
+                self._close(shard)
 
     def _locate(self, packs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         offsets = self._manifest.pack_offsets
@@ -155,7 +156,7 @@ class PackSource:
     def _row(self, pack: int, shard: int, inside: int) -> PackRow:
         try:
             self.touch(shard)
-            first, group = self._group(shard, inside)
+            first, group = self._read(shard, lambda reader: self._read_group(shard, reader, inside))
         except DamageError as error:
             raise DamageError(f"pack {pack} cannot be read: {error}") from error
         i = inside - first
@@ -167,35 +168,68 @@ class PackSource:
             boundaries=group.cu_seqlens[start : start + int(group.num_segments[i]) + 1],
         )
 
-    def _group(self, shard: int, inside: int) -> tuple[int, PackColumns]:
-        """The decoded row group that holds a pack, and the number of its first pack inside the shard."""
+    def _read(self, shard: int, read: Callable[[ShardReader], V]) -> V:
+        """Read from one shard; where it was fetched from afar and is damaged, fetch it once more."""
         with self._locks[shard]:
-            reader = self._readers[shard]
-            self._note_open(shard)
-            offsets = reader.row_group_offsets
-            group = int(np.searchsorted(offsets, inside, side="right")) - 1
-            first, stop = int(offsets[group]), int(offsets[group + 1])
-            found = self._groups.get((shard, group))
-            if found is None:
-                columns = ["input_ids", "loss_mask", "cu_seqlens"] + ["loss_weight"] * reader.loss_weights
-                found = reader.read(first, stop, columns=columns)
-                check_geometry(found, where=reader.where, first_pack=first)
-                size = found.input_ids.nbytes + found.loss_mask.nbytes + found.cu_seqlens.nbytes
-                size += 0 if found.loss_weight is None else found.loss_weight.nbytes
-                self._groups.put((shard, group), found, size)
+            try:
+                self._use(shard)
+                return read(self._readers[shard])
+            except DamageError:
+                if not self._is_remote:
+                    raise
+            self._close(shard)
+            if self._cache is not None:
+                self._cache.forget(self._readers[shard].entry)
+            self._use(shard)
+            return read(self._readers[shard])
+
+    def _read_counts(self, reader: ShardReader) -> dict[str, NDArray[np.int64]]:
+        packs = reader.read(columns=COUNT_COLUMNS)
+        found = {name: getattr(packs, name).astype(np.int64) for name in COUNT_COLUMNS}
+        for name in ("num_segments", "num_tokens", "num_loss_tokens"):
+            total, expected = int(found[name].sum()), getattr(reader.entry, name)
+            if total != expected:
+                raise DamageError(f"{reader.where}: {name} adds up to {total}, the manifest says {expected}")
+        return found
+
+    def _read_group(self, shard: int, reader: ShardReader, inside: int) -> tuple[int, PackColumns]:
+        """The decoded row group that holds a pack, and the number of its first pack inside the shard."""
+        offsets = reader.row_group_offsets
+        group = int(np.searchsorted(offsets, inside, side="right")) - 1
+        first, stop = int(offsets[group]), int(offsets[group + 1])
+        found = self._groups.get((shard, group))
+        if found is None:
+            columns = ["input_ids", "loss_mask", "cu_seqlens"] + ["loss_weight"] * reader.loss_weights
+            found = reader.read(first, stop, columns=columns)
+            check_geometry(found, where=reader.where, first_pack=first)
+            size = found.input_ids.nbytes + found.loss_mask.nbytes + found.cu_seqlens.nbytes
+            size += 0 if found.loss_weight is None else found.loss_weight.nbytes
+            self._groups.put((shard, group), found, size)
         return first, found
 
-    def _note_open(self, shard: int) -> None:
-        """Keep the number of open files bounded; a file in use by another thread is passed over."""
+    def _use(self, shard: int) -> None:
+        """Have a shard at hand, and keep the number of open files bounded. Called with the shard's lock held."""
         with self._opened_lock:
+            is_open = shard in self._opened
             self._opened[shard] = None
             self._opened.move_to_end(shard)
-            spare = list(self._opened)[: max(0, len(self._opened) - MAX_OPEN_SHARDS)]
+            spare = list(self._opened)[: max(0, len(self._opened) - self._max_open)]
+        if is_open:
+            return
         for other in spare:
+            # One that another thread is reading is passed over; its turn comes.
             if other != shard and self._locks[other].acquire(blocking=False):
                 try:
-                    self._readers[other].close()
+                    self._close(other)
                 finally:
                     self._locks[other].release()
-                with self._opened_lock:
-                    self._opened.pop(other, None)
+        if self._cache is not None:
+            self._cache.fetch(self._readers[shard].entry)
+
+    def _close(self, shard: int) -> None:
+        """Called with the shard's lock held."""
+        self._readers[shard].close()
+        if self._cache is not None:
+            self._cache.release(self._readers[shard].entry)
+        with self._opened_lock:
+            self._opened.pop(shard, None)

@@ -245,7 +245,7 @@ def test_an_output_of_another_tokenizer_is_refused(small: Written):
 def test_a_tokenizer_is_known_by_what_it_does(qwen3_path, tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(qwen3_path)
-    from packsvc.encode.tokenizer import fingerprint
+    from packsvc.encode import fingerprint
 
     out = write_output(tmp_path / "o", [2], fingerprint=fingerprint(tokenizer))
     PackStream(out.path, tokenizer=tokenizer)
