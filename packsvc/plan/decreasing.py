@@ -102,7 +102,7 @@ class Histogram:
             distinct, counts = np.unique(lengths, return_counts=True)
             return cls(distinct.astype(np.int64), counts.astype(np.int64), None)
         table = np.zeros(longest + 1, dtype=np.int64)
-        for block in _blocks(lengths):
+        for block in _blocks(lengths, bins=longest):
             table += np.bincount(block, minlength=longest + 1)
         distinct = np.flatnonzero(table)
         numbers = np.zeros(longest + 1, dtype=_key_type(len(distinct)))
@@ -206,7 +206,7 @@ def _ranks(lengths: NDArray[Any], histogram: Histogram) -> Iterator[tuple[int, N
     descending = histogram.counts[::-1]
     next_rank = np.cumsum(descending) - descending
     start = 0
-    for block in _blocks(lengths):
+    for block in _blocks(lengths, bins=len(descending)):
         keys = histogram.number(block)
         order = np.argsort(keys, kind="stable")
         counts = np.bincount(keys, minlength=len(next_rank))
@@ -217,9 +217,11 @@ def _ranks(lengths: NDArray[Any], histogram: Histogram) -> Iterator[tuple[int, N
         start += len(block)
 
 
-def _blocks(values: NDArray[Any]) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(values), BLOCK):
-        yield values[start : start + BLOCK].astype(np.int64, copy=False)
+def _blocks(values: NDArray[Any], *, bins: int) -> Iterator[NDArray[np.int64]]:
+    """Blocks of values, larger where counting each into `bins` bins would cost more than the values do."""
+    size = max(BLOCK, bins)
+    for start in range(0, len(values), size):
+        yield values[start : start + size].astype(np.int64, copy=False)
 
 
 def _key_type(distinct: int) -> type[np.unsignedinteger[Any]]:
