@@ -147,8 +147,7 @@ def _span_bytes(
 def _edge_bytes(text: str, edges: list[int], *, nfc: bool) -> tuple[int, list[int]]:
     pieces = [text[a:b] for a, b in zip([0, *edges], [*edges, len(text)], strict=True)]
     if nfc and not unicodedata.is_normalized("NFC", text):
-        # a character behind an edge may be composed with what stands before it: no byte is the edge then
-        if any(piece[:1] >= "\u0300" for piece in pieces[1:]):
+        if any(piece and _may_join(piece[0]) for piece in pieces[1:]):
             return -1, edges
         pieces = [unicodedata.normalize("NFC", piece) for piece in pieces]
     done, places = 0, []
@@ -156,3 +155,19 @@ def _edge_bytes(text: str, edges: list[int], *, nfc: bool) -> tuple[int, list[in
         done += len(piece.encode())
         places.append(done)
     return done, places[:-1]
+
+
+# The second halves of canonical compositions that are no combining marks, in the basic plane.
+_JOINING = frozenset(
+    "\u09be\u09d7\u0b3e\u0b56\u0b57\u0bbe\u0bd7\u0cc2\u0cd5\u0cd6\u0d3e\u0d57\u0dcf\u0ddf\u0fb5\u0fb7\u102e\u1b35"
+)
+
+
+def _may_join(character: str) -> bool:
+    """Whether normalisation may move or compose a character with what stands before it; no byte is the edge then."""
+    return (
+        unicodedata.combining(character) != 0
+        or "\u1160" <= character <= "\u11ff"  # Hangul vowels and finals
+        or character in _JOINING
+        or character >= "\U00010000"  # newer scripts, which Python's tables may not know
+    )

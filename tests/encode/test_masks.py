@@ -9,7 +9,7 @@ from tokenizers import AddedToken, normalizers
 
 from packsvc.encode.backends import TruthBackend
 from packsvc.encode.byte_lengths import POISON, byte_lengths
-from packsvc.encode.masks import mask_from_offsets, masks_from_bytes
+from packsvc.encode.masks import _may_join, mask_from_offsets, masks_from_bytes
 from packsvc.encode.rendered import Span
 from tests.encode import toys
 
@@ -166,6 +166,14 @@ def test_an_edge_inside_a_composition_has_no_byte_and_fails(edge):
     before = {"\u0301": "e", "\u1161": "\u1100", "\u09be": "\u09c7"}[edge[0]]
     text = f"a{before}{edge}"
     assert encode(KINDS["nfc"], text, Span(2, len(text), 1.0, 0)).failed == [0]
+
+
+def test_every_character_that_composes_with_the_one_before_is_known_as_such():
+    for code in range(0x80, 0x10000):
+        pair = unicodedata.decomposition(chr(code)).split()
+        if len(pair) == 2 and not pair[0].startswith("<"):
+            assert _may_join(chr(int(pair[1], 16)))
+    assert not any(map(_may_join, "aé日\u0915\u3042 \n."))
 
 
 def test_the_literal_space_mark_does_not_add_up_where_it_stands_for_spaces():
