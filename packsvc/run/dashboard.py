@@ -39,6 +39,8 @@ OLDEST_RAY = (2, 54)
 ASK_SECONDS = 10.0
 REQUEST_SECONDS = 120.0
 PAUSE_SECONDS = 0.5
+FIRST_NODE_SECONDS = 15.0
+"""A dashboard that has just started does not know its nodes yet."""
 _CHATTY = (
     "ray.dashboard.modules.dashboard_sdk",
     "ray.dashboard.modules.job.sdk",
@@ -143,13 +145,21 @@ class Dashboard:
 
         The address of the dashboard says little: a port forwarded from a cluster elsewhere is on loopback too.
         """
+        deadline = time.monotonic() + FIRST_NODE_SECONDS
+        while True:
+            names, alive = self._hosts()
+            if (names and alive) or time.monotonic() > deadline:
+                return bool(alive) and names == {platform.node()} and all(map(_is_mine, alive))
+            time.sleep(PAUSE_SECONDS)
+
+    def _hosts(self) -> tuple[set[str], set[str]]:
+        """Names and addresses of the nodes that are alive; empty while the dashboard does not know them yet."""
         try:
-            names = self._get("/nodes?view=hostNameList")["data"]["hostNameList"]
+            names = set(self._get("/nodes?view=hostNameList")["data"]["hostNameList"])
             nodes = self._get("/api/v0/nodes")["data"]["result"]["result"]
-            alive = [node["node_ip"] for node in nodes if node["state"] == "ALIVE"]
+            return names, {node["node_ip"] for node in nodes if node["state"] == "ALIVE"}
         except (OSError, HTTPException, ValueError, KeyError, TypeError):
-            return False
-        return bool(alive) and set(names) == {platform.node()} and all(map(_is_mine, alive))
+            return set(), set()
 
     def _get(self, path: str) -> Any:
         return json.loads(_get(self.address + path, self.token))

@@ -126,7 +126,14 @@ def test_nobody_there_is_told_with_the_way_out(server):
 
 def ended(status, exit_code):
     return ClusterJob(
-        id="x", status=status, message="", exit_code=exit_code, started_at=None, ended_at=None, entrypoint="", metadata={}
+        id="x",
+        status=status,
+        message="",
+        exit_code=exit_code,
+        started_at=None,
+        ended_at=None,
+        entrypoint="",
+        metadata={},
     )
 
 
