@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -27,6 +28,7 @@ from packsvc.errors import EncodeError
 
 _KEPT = 2
 _engines: dict[bytes, Engine] = {}
+_loaded: dict[bytes, tuple[Engine, dict[str, Any], list[str]]] = {}
 
 
 def load_encoder(job: PackJob) -> Encoder:
@@ -35,8 +37,13 @@ def load_encoder(job: PackJob) -> Encoder:
     Raises:
         EncodeError: The tokenizer cannot be read, or no exact mask can be had with this template.
     """
+    key = _load_key(job)
+    if key is not None and key in _loaded:
+        engine, settings, lines = _loaded[key]
+        _keep(job, settings, engine)
+        return Encoder(job, engine=engine, settings=settings, audit_lines=lines)
     loaded = load_tokenizer(job)
-    lines: list[str] = []
+    lines = []
     decisions: Decisions | None = None
     stop_ids: list[int] = []
     if loaded.template is None:
@@ -64,6 +71,9 @@ def load_encoder(job: PackJob) -> Encoder:
         "probe_ids_sha256": _digest(engine.backend, _probes(engine.renderer)),
     }
     _keep(job, settings, engine)
+    if key is not None:
+        _loaded.clear()
+        _loaded[key] = engine, settings, lines
     return Encoder(job, engine=engine, settings=settings, audit_lines=lines)
 
 
@@ -155,6 +165,27 @@ def _refuse_chats(job: PackJob) -> None:
                 f"source {source.name!r} holds chats ({source.format}), and neither tokenizer {job.tokenizer!r} nor "
                 "the job has a chat template. Name a template file under `chat_template`."
             )
+
+
+def _load_key(job: PackJob) -> bytes | None:
+    """What `load_encoder` depends on, for a tokenizer in a folder: the job's keys, and its files as they stand."""
+    folder = Path(job.tokenizer_path)
+    if not folder.is_dir():
+        return None
+    files = [*folder.iterdir(), *([Path(job.resolve(job.chat_template))] if job.chat_template else [])]
+    stats = [(str(f), s.st_size, s.st_mtime_ns, s.st_ino) for f in sorted(files) if f.exists() and (s := f.stat())]
+    names = (
+        "tokenizer",
+        "revision",
+        "chat_template",
+        "template_kwargs",
+        "date",
+        "train_on",
+        "dropped_reasoning",
+        "control_tokens",
+    )
+    dump = job.dump()
+    return orjson.dumps([{n: dump[n] for n in names}, [s["format"] for s in dump["sources"]], stats])
 
 
 def _key(job: PackJob, settings: dict[str, Any]) -> bytes:

@@ -96,7 +96,7 @@ def test_a_shard_that_is_gone_is_made_again_with_the_same_bytes(job, tmp_path):
 def test_another_job_on_the_same_output_is_refused_and_told_what_differs(job, tmp_path):
     run(job)
     before = shard_bytes(tmp_path / "out")
-    with pytest.raises(StateError, match=r"seq_len: 256 -> 512.*seed: 0 -> 3") as caught:
+    with pytest.raises(StateError, match=r"seed: 0 -> 3.*seq_len: 256 -> 512") as caught:
         run(job.model_copy(update={"seq_len": 512, "seed": 3}))
     assert caught.value.exit_code == 2
     assert shard_bytes(tmp_path / "out") == before
