@@ -22,6 +22,8 @@ _EMPTY_REASONING = re.compile(
     r"|<\|channel>thought\s*<channel\|>"
     r")\n*"
 )
+REASONING_HEADS = "\n<["
+"""What an empty think block can begin with."""
 _PREFILL = re.compile(
     r"\s*(?:(?:</?[\w:]*(?:think|thinking|thought|reasoning)>|\[/?THINK\]|<\|(?:START|END)_THINKING\|>"
     r"|<\|channel>thought|<channel\|>)\s*)*\Z"
@@ -56,9 +58,14 @@ class Controls:
         for match in self._regex.finditer(text, start, len(text) if stop is None else stop):
             yield match.span()
 
-    def may_end(self, character: str) -> bool:
-        """False where neither a control token nor white space ends with this character."""
-        return character in self._last or character.isspace()
+    def ends_plainly(self, text: str, start: int, end: int) -> bool:
+        """Whether neither a control token nor white space ends at `end`; also true of an empty text."""
+        if end <= start:
+            return True
+        character = text[end - 1]
+        if character.isspace():
+            return False
+        return character not in self._last or not text.endswith(self.tokens, start, end)
 
     def is_unambiguous(self, token: str) -> bool:
         """No other control token ends like this one."""
@@ -66,7 +73,7 @@ class Controls:
 
     def ending_at(self, text: str, start: int, end: int) -> str | None:
         """The longest control token that ends at `end` and lies in [start, end)."""
-        if end <= start or text[end - 1] not in self._last:
+        if end <= start or text[end - 1] not in self._last or not text.endswith(self.tokens, start, end):
             return None
         return next((token for token in self.tokens if text.endswith(token, start, end)), None)
 
@@ -103,9 +110,9 @@ def is_prefill(text: str) -> bool:
 
 
 def _heads(tokens: tuple[str, ...]) -> tuple[str, ...]:
-    """A few strings, one of which begins every token: at most eight, the longer the better."""
-    for length in (4, 3, 2, 1):
+    """A few strings, one of which begins every token: the longest that are few."""
+    for most, length in ((2, 4), (2, 3), (4, 2), (8, 3), (16, 2)):
         heads = {token[:length] for token in tokens}
-        if len(heads) <= 8:
+        if len(heads) <= most:
             return tuple(sorted(heads))
     return tuple(sorted({token[:1] for token in tokens}))

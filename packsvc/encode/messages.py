@@ -56,7 +56,7 @@ _AS_IT_IS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS |
 
 
 def serialised(value: Any, what: str = "messages") -> bytes:
-    """Bytes in which every string of a JSON value stands in UTF-8.
+    """Bytes in which every string of a JSON value stands in UTF-8, keys just as `serialised` writes them alone.
 
     Two serialisers that differ in what else they take tell quickly that a value is JSON: only one of them takes
     UUIDs and enums, only the other one bytes and sets.
@@ -75,11 +75,13 @@ def serialised(value: Any, what: str = "messages") -> bytes:
 
 
 def tools_key(tools: Any) -> bytes | None:
-    """Bytes that are equal only for equal tool lists (values, types and order of keys); None for odd values."""
+    """Bytes that are equal only for equal tool lists (values, types and order of keys); None without tools."""
+    if not tools:
+        return None
     try:
         return marshal.dumps(tools, 2)
     except ValueError:
-        return None
+        raise RowRefused(Reason.WRONG_TYPE, "tools hold a value that is not JSON, or nest too deep") from None
 
 
 def is_json(value: Any, depth: int = 200) -> bool:

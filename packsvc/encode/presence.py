@@ -12,16 +12,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from packsvc.encode.messages import reasoning_of
+from packsvc.encode.messages import REASONING_FIELDS, reasoning_of, serialised
 from packsvc.encode.rendered import RowRefused
 from packsvc.types import JsonDict, Reason
 
 _CLOSERS = ("</think>", "[/THINK]", "</thinking>", "</thought>", "</reasoning>", "<|END_THINKING|>", "<channel|>")
 _OPENER = re.compile(r"<think>|\[THINK\]|<thinking>|<thought>|<reasoning>|<\|START_THINKING\|>|<\|channel>thought")
 _SHORT = 16
-_MAY_REASON = re.compile(
-    "|".join([*map(re.escape, _CLOSERS), r"u.\x00\x00\x00(?:reasoning_content|thinking|reasoning)"]).encode(), re.DOTALL
-)
+_SIGNS = (*(closer.encode() for closer in _CLOSERS), *(serialised(name) for name in REASONING_FIELDS))
 
 
 class Presence:
@@ -43,7 +41,7 @@ class Presence:
             hull = hulls[index]
             if type(content) is str:
                 core = content.strip()
-                if core and not self._has(core, message["role"], text, hull):
+                if core and (hull is None or not self._stands_as_before(core, message["role"], text, *hull)):
                     self._look_closer(messages, tools, index, core, text, hull)
             elif type(content) is list:
                 self._check_parts(messages, tools, index, text, hull)
@@ -52,22 +50,16 @@ class Presence:
             if message.get("tool_calls"):
                 _check_calls(message, index, text, hull)
 
-    def _has(self, core: str, role: str, text: str, hull: tuple[int, int] | None) -> bool:
-        if hull is None:
-            return False
-        start, end = hull
-        offsets = self._offsets.get(role)
-        if offsets is not None:
-            for offset in offsets:
-                if text.startswith(core, start + offset) and start + offset + len(core) <= end:
-                    return True
-        if len(core) < _SHORT:
-            return False
-        found = text.find(core, start, end)
-        if found < 0:
-            return False
-        self._learn(role, found - start)
-        return True
+    def _stands_as_before(self, core: str, role: str, text: str, start: int, end: int) -> bool:
+        """Whether the content stands where the last contents of that role stood in what their messages wrote."""
+        for offset in self._offsets.get(role, ()):
+            place = start + offset
+            if text.startswith(core, place) and place + len(core) <= end:
+                return True
+        if len(core) >= _SHORT and (found := text.find(core, start, end)) >= 0:
+            self._learn(role, found - start)
+            return True
+        return False
 
     def _learn(self, role: str, offset: int) -> None:
         offsets = self._offsets.setdefault(role, [])
@@ -141,7 +133,7 @@ def _check_calls(message: JsonDict, index: int, text: str, hull: tuple[int, int]
                 continue
             arguments = _parsed(core)
         for leaf in _leaves(arguments):
-            if not stands(leaf, text, start, end):
+            if text.find(leaf, start, end) < 0 and not stands(leaf, text, start, end):
                 raise _missing(index, message, f"an argument of the call to {name}", leaf)
 
 
@@ -158,7 +150,7 @@ def _stands_elsewhere(core: str, messages: list[JsonDict], index: int) -> bool:
 
 def may_reason(data: bytes) -> bool:
     """False where no message carries reasoning in a field or behind tags; `data` is the row, serialised."""
-    return _MAY_REASON.search(data) is not None
+    return any(sign in data for sign in _SIGNS)
 
 
 def reasoning_text(message: JsonDict) -> str | None:
@@ -189,7 +181,10 @@ def _leaves(value: Any) -> list[str]:
         core = value.strip()
         return [core] if core else []
     if type(value) is dict:
-        return [leaf for k, v in value.items() for leaf in (k, *_leaves(v)) if leaf]
+        leaves = list(filter(None, value))
+        for inner in value.values():
+            leaves += _leaves(inner)
+        return leaves
     if type(value) is list:
         return [leaf for item in value for leaf in _leaves(item)]
     if type(value) is int or type(value) is float:

@@ -73,7 +73,7 @@ class Renderer:
         self._places = Places(self.template, self.controls, self.decisions)
         self._presence = Presence(self._places.is_shown)
         self._roles = ROLES | self.template.words
-        self._tools_seen: dict[bytes | None, str | None] = {}
+        self._tools_seen: dict[bytes, str | None] = {}
 
     def plain(
         self, messages: list[JsonDict], tools: list[Any] | None = None, *, add_generation_prompt: bool = False
@@ -115,15 +115,16 @@ class Renderer:
         for index, message in enumerate(prepared):
             if message["role"] not in roles:
                 raise RowRefused(Reason.UNKNOWN_ROLE, f"message {index} has the role {message['role']!r}")
-        typed = self._has_typed(data, prepared, tools)
-        row = Row(prepared, tools, self._marked(prepared, tools))
+        key = tools_key(tools)
+        typed = self._has_typed(data, prepared, tools, key)
+        row = Row(prepared, tools, self._marked(prepared, tools, key))
         self._presence.check(prepared, tools, row.text, row.hulls)
         controls = self._places.typed_controls(row) if typed else ()
         return self._learned(row, weights, part_weights, messages, controls, may_reason(data))
 
-    def _marked(self, messages: list[JsonDict], tools: Any) -> Marked:
+    def _marked(self, messages: list[JsonDict], tools: Any, key: bytes | None) -> Marked:
         try:
-            marked = self.template.marked(messages, tools)
+            marked = self.template.marked(messages, tools, key=key)
         except ClockAskedError:
             raise
         except Exception as error:  # foreign code: whatever it raises is its answer to this row
@@ -132,24 +133,21 @@ class Renderer:
             raise RowRefused(Reason.MASK_UNDERIVABLE, "the template changes text of messages after it has written it")
         return marked
 
-    def _has_typed(self, data: bytes, messages: list[JsonDict], tools: Any) -> bool:
+    def _has_typed(self, data: bytes, messages: list[JsonDict], tools: Any, key: bytes | None) -> bool:
         """Whether someone typed a control token; refuses it where the job does."""
         found: tuple[str, str] | None = None
         if self.controls.may_stand_in(data):
             for index, message in enumerate(messages):
-                for key, value in message.items():
+                for field, value in message.items():
                     if found is None and (token := self.controls.find_in(value)) is not None:
-                        found = (f"message {index} ({message['role']}), {key}", token)
-        if found is None and tools and (token := self._typed_in_tools(tools)) is not None:
+                        found = (f"message {index} ({message['role']}), {field}", token)
+        if found is None and key is not None and (token := self._typed_in_tools(tools, key)) is not None:
             found = ("a tool schema", token)
         if found is not None and self._policy is ControlTokens.REJECT:
             raise RowRefused(Reason.CONTROL_TOKENS, f"the text of a control token, {found[1]!r}, stands in {found[0]}")
         return found is not None
 
-    def _typed_in_tools(self, tools: Any) -> str | None:
-        key = tools_key(tools)
-        if key is None:
-            raise RowRefused(Reason.WRONG_TYPE, "tools hold a value that is not JSON, or nest too deep")
+    def _typed_in_tools(self, tools: Any, key: bytes) -> str | None:
         if key not in self._tools_seen:
             serialised(tools, "tools")
             if len(self._tools_seen) >= 4096:
@@ -212,9 +210,9 @@ class Renderer:
                 paint.add(start, end, weight, index)
                 return 0
             unstopped = 0
-            for turn in self.turns.of(row, index, typed):
-                paint.add(turn[0], turn[1], weight, index)
-                unstopped += turn[2] is None
+            for start, end, stop in self.turns.of(row, index, typed):
+                paint.add(start, end, weight, index)
+                unstopped += stop is None
             return unstopped
         except UnderivableError as error:
             raise RowRefused(Reason.MASK_UNDERIVABLE, f"message {index}: {error}") from error

@@ -17,7 +17,7 @@ from typing import Any
 
 from jinja2 import nodes
 
-from packsvc.encode.controls import Controls, after_empty_reasoning, is_prefill, is_structure
+from packsvc.encode.controls import REASONING_HEADS, Controls, after_empty_reasoning, is_prefill, is_structure
 from packsvc.encode.row import Range, Row
 from packsvc.encode.template import ClockAskedError, Marked, TurnTemplate
 from packsvc.types import JsonDict
@@ -41,13 +41,13 @@ class GenerationPrompts:
         self._template = template
         self.constant, self._in_loop = _tail_dependence(template.tree)
         self._known: dict[tuple[Any, bool], str | None] = {}
-        self._only: str | None = None
+        self.only: str | None = None
         """The prompt of every turn, where only the template's tail writes it and that is constant."""
 
     def before(self, messages: list[JsonDict], index: int, tools: Any) -> str | None:
         """The prompt of turn `index`; None where it cannot be told."""
-        if self._only is not None:
-            return self._only
+        if self.only is not None:
+            return self.only
         if not self.constant:
             return self._ask(messages[:index], tools)
         previous = messages[index - 1] if index else {}
@@ -59,7 +59,7 @@ class GenerationPrompts:
                     prompt = self._ask(stand_in, None)
             self._known[key] = prompt
             if self.constant and not self._in_loop:
-                self._only = prompt
+                self.only = prompt
         return self._known[key]
 
     def _ask(self, messages: list[JsonDict], tools: Any) -> str | None:
@@ -90,7 +90,7 @@ class GenerationPrompts:
         if len(mine) > len(other) and mine.startswith(other):
             self.constant = False
             self._known.clear()
-            self._only = None
+            self.only = None
             return mine[len(other) :]
         return ""
 
@@ -117,29 +117,35 @@ class TurnSpans:
         Raises:
             UnderivableError: Start or stop cannot be told exactly.
         """
-        message, text = row.messages[index], row.text
         found: list[tuple[int, int, str | None]] = []
         for begin, end in row.runs(index):
             if not found:
-                prompt = self.prompts.before(row.messages, index, row.tools)
-                if prompt is None:
-                    raise UnderivableError("its generation prompt cannot be rendered")
-                start = turn_start(text, begin, end, prompt, self._controls)
-            elif self._controls.ending_at(text, 0, begin):
+                start = self._start(row, index, begin, end)
+            elif self._controls.ending_at(row.text, 0, begin):
                 start = begin
             else:
                 raise UnderivableError("it goes on after text of another message")
-            stop, token, borrowed = self.end(text, start, end, typed)
+            stop, token, borrowed = self.end(row.text, start, end, typed)
             if token is None:
-                if text[end:].strip():
-                    raise UnderivableError("no control token stops it")
-                stop = _content_end(message, text, start, end)
+                stop = _unstopped_end(row, index, start, end)
             elif borrowed and not self._any_stop and token not in self.stops:
                 raise UnderivableError(f"the template ends it with no token of its own, before {token!r}")
             found.append((start, stop, token))
-        if not found and (message.get("content") or message.get("tool_calls")):
+        if not found and (row.messages[index].get("content") or row.messages[index].get("tool_calls")):
             raise UnderivableError("the template does not write it message by message")
         return found
+
+    def _start(self, row: Row, index: int, begin: int, end: int) -> int:
+        prompt = self.prompts.only
+        if prompt is None:
+            prompt = self.prompts.before(row.messages, index, row.tools)
+            if prompt is None:
+                raise UnderivableError("its generation prompt cannot be rendered")
+        text = row.text
+        start = begin + len(prompt)
+        if start < end and text.startswith(prompt, begin) and text[start] not in REASONING_HEADS:
+            return start  # the usual case; what follows sees to the others
+        return turn_start(text, begin, end, prompt, self._controls)
 
     def end(self, text: str, start: int, end: int, typed: Sequence[Range]) -> tuple[int, str | None, bool]:
         """(end, stop, borrowed) of a turn whose own text begins at `start` and that the template wrote up to `end`.
@@ -149,9 +155,9 @@ class TurnSpans:
         ending = self._ending
         if ending and not typed and text.endswith(ending, start, end):
             # As the turn before ended; nothing else can stand before it if no token, and no white space, ends there.
-            before = end - len(ending) - 1
-            if before < start or not self._controls.may_end(text[before]):
-                return before + 1 + len(self._ending_stop), self._ending_stop, False
+            before = end - len(ending)
+            if self._controls.ends_plainly(text, start, before):
+                return before + len(self._ending_stop), self._ending_stop, False
         run = _trailing_controls(text, start, end, self._controls, typed)
         for i, (begin, stop) in enumerate(run):
             token = text[begin:stop]
@@ -179,7 +185,7 @@ def turn_start(text: str, start: int, end: int, prompt: str, controls: Controls)
         if begin == end:
             return begin
         raise UnderivableError("its generation prompt is longer than the turn")
-    return after_empty_reasoning(text, begin, end) if text[begin] in "\n<[" else begin
+    return after_empty_reasoning(text, begin, end)
 
 
 def _start_by_parts(text: str, start: int, end: int, prompt: str, controls: Controls) -> int:
@@ -220,9 +226,11 @@ def _trailing_controls(text: str, start: int, end: int, controls: Controls, type
         run.append((position, last))
 
 
-def _content_end(message: JsonDict, text: str, start: int, end: int) -> int:
+def _unstopped_end(row: Row, index: int, start: int, end: int) -> int:
     """Where a last turn ends that nothing stops: with its content, white space of the template left out."""
-    content = message.get("content")
+    text, content = row.text, row.messages[index].get("content")
+    if text[end:].strip():
+        raise UnderivableError("no control token stops it")
     if type(content) is str and content and text.endswith(content, start, end):
         return end
     return start + len(text[start:end].rstrip())

@@ -11,19 +11,23 @@ the job, since its output would differ tomorrow.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment, Template, nodes
+from jinja2 import Environment, nodes
 
 from packsvc.encode.messages import tools_key
-from packsvc.encode.shortcuts import ToolTexts, remember_tool_texts, take_shortcuts
+from packsvc.encode.shortcuts import remember_tool_texts, take_shortcuts
 from packsvc.encode.turnmarks import MarkWriter, add_marks, install
 from packsvc.errors import EncodeError
 
 # Noncharacters are never legal in interchanged text; the second and third stand in where a text holds the first.
 _NONCHARACTERS = ("\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3", "\U0010fffe", "\U0010ffff")
+
+
+_Run = Callable[[list[Any], Any, bytes | None, bool], str]
+"""(messages, tools, key of the tools, add_generation_prompt) -> text"""
 
 
 class ClockAskedError(EncodeError):
@@ -58,64 +62,68 @@ class TurnTemplate:
         self.tree = self._sandbox.parse(source)
         self.words = frozenset(n.value for n in self.tree.find_all(nodes.Const) if isinstance(n.value, str))
         """String literals of the template; roles that it knows are among them."""
-        self._plain, self._plain_tools = self._compile(self._sandbox.overlay(), self._sandbox.parse(source))
-        self._writers: list[tuple[MarkWriter, Template, ToolTexts]] = []
+        self._plain = self._compile(self._sandbox.overlay(), self._sandbox.parse(source))
+        self._writers: list[tuple[MarkWriter, _Run]] = []
 
     def plain(self, messages: list[Any], tools: Any, *, add_generation_prompt: bool = False) -> str:
         """The text that transformers gives; raises whatever the template raises."""
-        return self._run(self._plain, self._plain_tools, messages, tools, add_generation_prompt)
+        return self._plain(messages, tools, tools_key(tools), add_generation_prompt)
 
-    def marked(self, messages: list[Any], tools: Any, *, add_generation_prompt: bool = False) -> Marked | None:
-        """The same text and its regions; None when a mark got lost, so that regions cannot be told."""
+    def marked(
+        self, messages: list[Any], tools: Any, *, key: bytes | None = None, add_generation_prompt: bool = False
+    ) -> Marked | None:
+        """The same text and its regions; None when a mark got lost, so that regions cannot be told.
+
+        Args:
+            key: `tools_key(tools)`, where it is known already.
+        """
+        if key is None:
+            key = tools_key(tools)
         for k in range(len(_NONCHARACTERS)):
-            writer, template, tool_texts = self._writer(k)
+            writer, run = self._writer(k)
             writer.begin(messages)
-            text = self._run(template, tool_texts, messages, tools, add_generation_prompt)
+            text = run(messages, tools, key, add_generation_prompt)
             cut = writer.cut(text)
             if cut is not None and not (
-                writer.captured and cut[0] != self.plain(messages, tools, add_generation_prompt=add_generation_prompt)
+                writer.captured and cut[0] != self._plain(messages, tools, key, add_generation_prompt)
             ):
                 return Marked(*cut)
-            if text.count(writer.noncharacter) == 0 or cut is not None:
+            if cut is not None or writer.noncharacter not in text:
                 return None
         return None
 
-    def _run(
-        self,
-        template: Template,
-        tool_texts: ToolTexts,
-        messages: list[Any],
-        tools: Any,
-        add_generation_prompt: bool,
-    ) -> str:
-        tool_texts.begin(tools_key(tools) if tools else None)
-        context = template.new_context(
-            {
-                **self.variables,
-                "messages": messages,
-                "tools": tools,
-                "documents": None,
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
-        return "".join(template.root_render_func(context))
-
-    def _writer(self, k: int) -> tuple[MarkWriter, Template, ToolTexts]:
+    def _writer(self, k: int) -> tuple[MarkWriter, _Run]:
         while len(self._writers) <= k:
             writer = MarkWriter(_NONCHARACTERS[len(self._writers)])
             tree = self._sandbox.parse(self.source)
             add_marks(tree)
             environment = self._sandbox.overlay()
             install(environment, writer)
-            self._writers.append((writer, *self._compile(environment, tree)))
+            self._writers.append((writer, self._compile(environment, tree)))
         return self._writers[k]
 
-    def _compile(self, environment: Environment, tree: nodes.Template) -> tuple[Template, ToolTexts]:
+    def _compile(self, environment: Environment, tree: nodes.Template) -> _Run:
         take_shortcuts(environment)
         tool_texts = remember_tool_texts(tree, environment, self.variables)
         tree.set_environment(environment)
         tree.set_lineno(1)
-        return environment.from_string(tree, globals={"strftime_now": self._clock}), tool_texts
+        template = environment.from_string(tree, globals={"strftime_now": self._clock})
+        fixed = {**template.globals, **self.variables, "documents": None}
+        write, join = template.root_render_func, "".join
+        context_class, name, blocks = environment.context_class, template.name, template.blocks
+
+        def run(messages: list[Any], tools: Any, key: bytes | None, add_generation_prompt: bool) -> str:
+            tool_texts.begin(key)
+            # What Template.render does, with its globals and the fixed variables merged beforehand.
+            variables = {
+                **fixed,
+                "messages": messages,
+                "tools": tools,
+                "add_generation_prompt": add_generation_prompt,
+            }
+            return join(write(context_class(environment, variables, name, blocks)))
+
+        return run
 
 
 def _sandbox(source: str) -> Environment:
