@@ -31,9 +31,9 @@ from packsvc.encode.tokenizer import LoadedTokenizer
 from packsvc.encode.units import Unit
 from packsvc.types import ExampleKind, Reason
 
-MAX_CHARACTERS = 2**20
+MAX_CHARACTERS = 2**18
 """Text that one call of the tokenizer gets, a longer row apart; bounds what a batch needs besides its ids."""
-MAX_UNITS = 512
+MAX_UNITS = 256
 
 
 class FastPath:

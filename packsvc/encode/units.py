@@ -38,10 +38,11 @@ class Unit:
 
 def fractional_weight(example: Example) -> float | None:
     """The first weight of an example that is neither 0 nor 1."""
-    for weights in (example.weights, *(parts for parts in example.part_weights if parts)):
-        for weight in weights:
-            if weight is not None and weight != 0 and weight != 1:
-                return weight
+    for weights in (example.weights, *filter(None, example.part_weights)):
+        if weights.count(None) < len(weights):
+            for weight in weights:
+                if weight is not None and weight != 0 and weight != 1:
+                    return weight
     return None
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -668,6 +669,20 @@ def test_any_conversation_has_the_ids_of_the_template_or_a_reject_and_both_ways_
     if not options:
         for i, row in enumerate(batch.row.tolist()):
             assert ids_of(batch, i) == applied(encoder, rows[row])
+
+
+def test_a_batch_needs_less_than_20_bytes_a_token(make_encoder):
+    encoder = make_encoder()
+    rows = [chat("hello the world " * 20, f"{i} and some more words " * 30, row=i) for i in range(1000)]
+    encoder.encode(rows[:10], source="chat")
+    tracemalloc.start()
+    try:
+        batch = encoder.encode(rows, source="chat")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert batch.num_segments == 1000
+    assert peak < 20 * len(batch.input_ids)
 
 
 def test_the_audit_is_not_asked_where_the_fraction_is_0(make_encoder, monkeypatch):
