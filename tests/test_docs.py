@@ -21,10 +21,29 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 GROUP: Any = typer.main.get_command(app)
 
 
+def flat(group: Any, before: str = "") -> dict[str, Any]:
+    """Every command by its full name, those of groups too: "pack", "jobs list"."""
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        found |= flat(command, f"{before}{name} ") if hasattr(command, "commands") else {before + name: command}
+    return found
+
+
+ALL = flat(GROUP)
+
+
 def help_of(name: str) -> str:
-    command = GROUP.commands[name]
     with GROUP.make_context("packsvc", [name, "x"], resilient_parsing=True) as ctx:
-        return str(command.get_help(type(ctx)(command, info_name=f"packsvc {name}", parent=None)))
+        return str(ALL[name].get_help(type(ctx)(ALL[name], info_name=f"packsvc {name}", parent=None)))
+
+
+def parse(line: str) -> None:
+    """Parse a command line without running it; raises what a wrong one raises."""
+    args = shlex.split(line)[1:]
+    name = args.pop(0)
+    while name not in ALL:
+        name += f" {args.pop(0)}"
+    ALL[name].make_context(name, args)
 
 
 def examples_of(text: str) -> list[str]:
@@ -38,11 +57,11 @@ def test_the_package_has_the_commands_that_are_registered() -> None:
     assert {"init", "pack", "validate", "stats", "show"} <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("name", sorted(ALL))
 def test_every_command_has_help_with_an_example(name: str) -> None:
     text = help_of(name)
     assert f"packsvc {name} " in text.split("Arguments:")[0].split("Example", 1)[1]
-    for parameter in GROUP.commands[name].params:
+    for parameter in ALL[name].params:
         assert getattr(parameter, "help", None), f"{name}: {parameter.name} has no help"
 
 
@@ -51,18 +70,23 @@ def test_every_command_is_in_the_readme(name: str) -> None:
     assert f"packsvc {name}" in README
 
 
-@pytest.mark.parametrize("name", [*sorted(COMMANDS), "README"])
+@pytest.mark.parametrize("name", [*sorted(ALL), "README"])
 def test_every_example_is_a_command_line_that_parses(name: str) -> None:
-    lines = examples_of(README if name == "README" else help_of(name))
+    shell = "".join(re.findall(r"^```(?:bash|console)\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+    lines = examples_of(shell if name == "README" else help_of(name))
     assert lines
     for line in lines:
-        _, command, *args = shlex.split(line)
-        GROUP.commands[command].make_context(command, args)
+        parse(line)
+
+
+def test_a_wrong_example_would_be_seen() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        parse("packsvc pack job.yaml --nothing")
 
 
 def test_a_table_is_never_without_json() -> None:
-    for name in ("pack", "validate", "stats", "show", "clean"):
-        assert "--json" in help_of(name)
+    for name in set(ALL) - {"init"}:
+        assert "--json" in help_of(name), name
 
 
 def test_the_front_page_of_the_help_lists_commands_and_exit_codes() -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from packsvc.run import Event, Progress
 
 PLAIN_SECONDS = 10.0
+STILL_SECONDS = 60.0
 
 
 class ProgressDisplay:
@@ -19,7 +20,8 @@ class ProgressDisplay:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._live: Any = None
-        self._last = 0.0
+        self._last = float("-inf")
+        self._line = ""
 
     def __enter__(self) -> ProgressDisplay:
         if self._stream.isatty():
@@ -41,9 +43,15 @@ class ProgressDisplay:
             self._say(f"warning: {event.text}" if event.kind == "warning" else event.text)
         elif self._live is not None:
             self._live.update(progress_line(event.progress))
-        elif event.kind == "done" or time.monotonic() - self._last >= PLAIN_SECONDS:
-            self._last = time.monotonic()
-            self._say(progress_line(event.progress))
+        else:
+            self._plain(progress_line(event.progress), force=event.kind == "done")
+
+    def _plain(self, line: str, *, force: bool) -> None:
+        """A line every ten seconds; one that says nothing new, every minute."""
+        every = PLAIN_SECONDS if line != self._line else STILL_SECONDS
+        if force or time.monotonic() - self._last >= every:
+            self._last, self._line = time.monotonic(), line
+            self._say(line)
 
     def _say(self, text: str) -> None:
         if not text:

@@ -46,7 +46,7 @@ def validate(
             (
                 "failed" if check.failures else "ok",
                 check.name,
-                f"{number(check.checked)} {check.unit}",
+                f"{number(check.checked)} {check.unit if check.checked != 1 else check.unit.removesuffix('s')}",
                 check.failures or None,
                 check.what,
             )

@@ -51,8 +51,8 @@ def test_elsewhere_a_line_stands_every_ten_seconds_and_at_the_end(monkeypatch: p
     stream = io.StringIO()
     with ProgressDisplay(stream) as watch:
         watch(event("message", text="counting 4 inputs"))
-        for _ in range(25):
-            watch(event("progress", progress=progress()))
+        for second in range(25):
+            watch(event("progress", progress=progress(rows=second)))
             now[0] += 1
         watch(event("warning", text="group 3 failed, trying again"))
         watch(event("done", progress=progress(groups_done=12)))
@@ -60,6 +60,17 @@ def test_elsewhere_a_line_stands_every_ten_seconds_and_at_the_end(monkeypatch: p
     assert lines[0] == "counting 4 inputs"
     assert sum("groups 3/12" in line for line in lines) == 3
     assert lines[-2:] == ["warning: group 3 failed, trying again", progress_line(progress(groups_done=12))]
+
+
+def test_a_line_that_says_nothing_new_stands_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    stream = io.StringIO()
+    with ProgressDisplay(stream) as watch:
+        for _ in range(130):
+            watch(event("progress", progress=progress()))
+            now[0] += 1
+    assert len(stream.getvalue().splitlines()) == 3
 
 
 def test_on_a_terminal_messages_stand_above_a_live_line() -> None:
