@@ -146,6 +146,17 @@ def test_m7_a_turn_end_that_is_not_the_eos_is_trained(make_encoder):
     assert learned(encoder, batch) == "beta<end_of_turn>|delta<end_of_turn>"
 
 
+def test_m8_where_the_next_role_marker_is_the_stop_it_is_trained(make_encoder):
+    markers = ("<|user|>", "<|assistant|>", "<|observation|>")
+    toy = {"template": toys.GLM, "build": {"special": (*toys._MARKERS, *markers)}, "eos": "<|user|>"}
+    encoder = make_encoder(toy)
+    batch = encoder.encode([chat("a", "one", "b", "two")], source="chat")
+    assert learned(encoder, batch) == "one<|user|>|two"
+    assert batch.counts.turns_without_stop == 1
+    assert encoder.facts.stop_ids == [encoder.tokenizer.convert_tokens_to_ids("<|user|>")]
+    assert_same(batch, encoder.encode_slow([chat("a", "one", "b", "two")], source="chat"))
+
+
 def test_m10_every_assistant_turn_is_trained(make_encoder):
     encoder = make_encoder()
     batch = encoder.encode([chat("a", "one", "b", "two")], source="chat")
