@@ -159,16 +159,30 @@ class TurnSpans:
             if self._controls.ends_plainly(text, start, before):
                 return before + len(self._ending_stop), self._ending_stop, False
         run = _trailing_controls(text, start, end, self._controls, typed)
-        for i, (begin, stop) in enumerate(run):
-            token = text[begin:stop]
-            if (token in self.stops or not is_structure(token)) and (i + 1 == len(run) or run[i + 1][0] != stop):
-                if len(run) == 1 and self._controls.is_unambiguous(token):
-                    self._ending, self._ending_stop = text[begin:end], token
-                return stop, token, False
+        place = self._stop_in(text, run)
+        if place is not None:
+            token = text[place[0] : place[1]]
+            if len(run) == 1 and self._controls.is_unambiguous(token):
+                self._ending, self._ending_stop = text[place[0] : end], token
+            return place[1], token, False
         following = self._controls.next_after(text, end)
         if following is not None and not _overlaps(typed, *following):
             return following[1], text[following[0] : following[1]], True
         return end, None, False
+
+    def _stop_in(self, text: str, run: list[Range]) -> Range | None:
+        """Which of the control tokens that end a turn stops it.
+
+        The last of those that stand side by side, and of several such groups the first: what a template writes after
+        a line break is not the model's. Where the content is white space alone, the header stands among them; the
+        known stops tell it apart.
+        """
+        ends = [place for i, place in enumerate(run) if i + 1 == len(run) or run[i + 1][0] != place[1]]
+        known = [place for place in ends if text[place[0] : place[1]] in self.stops]
+        others = [place for place in ends if not is_structure(text[place[0] : place[1]])]
+        if self._any_stop:
+            return min([*known, *others], default=None)
+        return known[0] if known else max(others, default=None)
 
 
 def turn_start(text: str, start: int, end: int, prompt: str, controls: Controls) -> int:
