@@ -19,20 +19,21 @@ class InputEntry:
     size_bytes: int
     etag: str | None
     mtime: float | None
-    num_rows: int
+    num_rows: int | None
+    """None after a trial run, which counts nothing."""
     extra: JsonDict = field(default_factory=dict)
 
     @classmethod
     def read(cls, value: Value) -> InputEntry:
         """From JSON. Raises FormatError."""
-        etag, mtime = value.get("etag"), value.get("mtime")
+        etag, mtime, rows = value.get("etag"), value.get("mtime"), value.get("num_rows")
         return cls(
             path=value.get("path").text(),
             source=value.get("source").text(),
             size_bytes=value.get("size_bytes").integer(),
             etag=None if etag.is_null else etag.text(),
             mtime=None if mtime.is_null else mtime.number(),
-            num_rows=value.get("num_rows").integer(),
+            num_rows=None if rows.is_null else rows.integer(),
             extra=_extra(cls, value),
         )
 
