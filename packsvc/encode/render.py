@@ -14,7 +14,7 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from packsvc.config.job import ControlTokens, DroppedReasoning, TrainOn
+from packsvc.config import ControlTokens, DroppedReasoning, TrainOn
 from packsvc.encode.controls import Controls
 from packsvc.encode.messages import canonical_json, prepare_messages, serialised, tools_key
 from packsvc.encode.paint import Paint
