@@ -181,6 +181,8 @@ class InputFile:
     mtime: float | None = None
     num_rows: int | None = None
     """None until counted."""
+    num_lines: int | None = None
+    """One more than the last row's number: more than `num_rows` where lines are blank. None until counted."""
     content_hash: str | None = None
     """sha256 of the bytes (Parquet: of the footer)."""
 

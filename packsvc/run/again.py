@@ -137,6 +137,7 @@ def _make_plan(manifest: Manifest, old: Plan, job: PackJob, url: str) -> Plan:
             etag=entry.etag,
             mtime=entry.mtime,
             num_rows=entry.num_rows,
+            num_lines=was.num_lines,
             content_hash=was.content_hash,
         )
         for entry, was in zip(manifest.inputs, old.inputs, strict=True)

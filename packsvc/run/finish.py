@@ -142,6 +142,7 @@ def _tree(
                 "etag": f.etag,
                 "mtime": f.mtime,
                 "num_rows": f.num_rows,
+                "num_lines": f.num_lines,
             }
             for f in plan.inputs
         ],

@@ -65,7 +65,10 @@ def make_plan(
     encoder: Mapping[str, Any],
 ) -> Plan:
     """The plan of a whole run; pure."""
-    files = [replace(f, num_rows=c.num_rows, content_hash=c.content_hash) for f, c in zip(inputs, counts, strict=True)]
+    files = [
+        replace(f, num_rows=c.num_rows, num_lines=c.marks[-1].row if c.marks else None, content_hash=c.content_hash)
+        for f, c in zip(inputs, counts, strict=True)
+    ]
     pieces = [
         piece
         for index, (file, count) in enumerate(zip(files, counts, strict=True))
@@ -241,7 +244,11 @@ def check_changed(
     for file in found:
         old = known.get((file.source, file.path))
         same = old is not None and old.size_bytes == file.size_bytes
-        out.append(replace(file, num_rows=old.num_rows, content_hash=old.content_hash) if old and same else file)
+        out.append(
+            replace(file, num_rows=old.num_rows, num_lines=old.num_lines, content_hash=old.content_hash)
+            if old and same
+            else file
+        )
     return out
 
 

@@ -181,17 +181,13 @@ class Findings:
 
     def lines(self) -> list[Check]:
         """One line for every check that ran, in the order of `CHECKS`."""
-        return [
-            Check(
-                name=name,
-                what=what,
-                checked=self.checked.get(name, (0, ""))[0],
-                unit=self.checked.get(name, (0, ""))[1],
-                failures=self.failed.get(name, 0),
-            )
-            for name, what in CHECKS.items()
-            if name in self.checked or name in self.failed
-        ]
+        out = []
+        for name, what in CHECKS.items():
+            if name in self.checked or name in self.failed:
+                number, unit = self.checked.get(name, (0, ""))
+                unit = unit.removesuffix("s") if number == 1 else unit
+                out.append(Check(name=name, what=what, checked=number, unit=unit, failures=self.failed.get(name, 0)))
+        return out
 
     def sorted_failures(self) -> list[Failure]:
         """By check in the order of `CHECKS`; inside a check as found."""

@@ -1,8 +1,8 @@
 """How large a row number of an input can be, told from the manifest alone.
 
-Formats of records count records, so `num_rows` is exact. JSON lines count lines, and blank lines are no rows, so
-there the bound is the number of bytes, compressed ones at the highest ratio the codec has. Exact rows of those
-are what `against_sources` proves.
+The counting pass leaves `num_lines`, which is exact. Where nothing was counted (a trial run), formats of records are
+bounded by `num_rows` and JSON lines by their bytes, compressed ones at the highest ratio the codec has. Which of the
+possible rows it was is what `against_sources` proves.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ def row_limits(inputs: Sequence[InputEntry]) -> NDArray[np.int64]:
 
 
 def _limit(entry: InputEntry) -> int:
+    lines = entry.extra.get("num_lines")
+    if isinstance(lines, int):
+        return lines
     name = entry.path.lower()
     ratio = 1
     for suffix, factor in HIGHEST_RATIO.items():

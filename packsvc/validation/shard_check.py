@@ -172,7 +172,6 @@ def check_origin(chunk: Chunk, layout: Layout, facts: ShardFacts, findings: Find
 
 def check_split(entry: ShardEntry, findings: Findings) -> None:
     """A shard's name carries the split that the manifest gives it."""
-    findings.saw("splits", 1, "shards")
     shard = shard_of_path(entry.path)
     if shard is None:
         findings.fail("splits", "the path is not shards/<split>-<group>-<k>-<sha12>.parquet", shard=entry.path)

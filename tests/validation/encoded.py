@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from packsvc.config import PackJob, parse_job
 from packsvc.encode import load_encoder, merge_batches
 from packsvc.sources import (
+    InputCount,
     copies,
     count_input,
     cut_input,
@@ -132,7 +133,7 @@ def _write(root: Path, job: PackJob) -> Path:
         for file in list_inputs(source, job=job):
             index, found = len(inputs), count_input(file)
             reading = readings.setdefault(source.name, recognise(sample_rows(file, limit=50), source))
-            inputs.append(_counted(file, found.num_rows, found.content_hash))
+            inputs.append(_counted(file, found))
             examples, pieces = [], cut_input(index, file, found, max_rows=16, max_bytes=10**6)
             groups.append([asdict(piece) for piece in pieces])
             for row in [row for piece in pieces for row in read_piece(piece, file)]:
@@ -175,5 +176,6 @@ def _write(root: Path, job: PackJob) -> Path:
     ).parent
 
 
-def _counted(file: InputFile, num_rows: int, content_hash: str) -> InputFile:
-    return InputFile(**{**asdict(file), "num_rows": num_rows, "content_hash": content_hash})
+def _counted(file: InputFile, count: InputCount) -> InputFile:
+    found = {"num_rows": count.num_rows, "num_lines": count.marks[-1].row, "content_hash": count.content_hash}
+    return InputFile(**{**asdict(file), **found})

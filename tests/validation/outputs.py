@@ -75,7 +75,15 @@ def _make_once(seed: int, rows: int, changes: str) -> Path:
     job = job_of(root, **json.loads(changes))
     rng = np.random.default_rng(seed)
     inputs = [
-        InputFile(path=path, url=str(root / path), source=source, size_bytes=100 * rows, num_rows=rows, mtime=1.0)
+        InputFile(
+            path=path,
+            url=str(root / path),
+            source=source,
+            size_bytes=100 * rows,
+            num_rows=rows,
+            num_lines=rows + 2 if path.endswith(".jsonl") else rows,
+            mtime=1.0,
+        )
         for source, path in (
             ("a", "data/a0.jsonl"),
             ("a", "data/a1.jsonl"),
@@ -236,7 +244,7 @@ def write_output(
             {
                 k: v
                 for k, v in asdict(file).items()
-                if k in ("path", "source", "size_bytes", "etag", "mtime", "num_rows")
+                if k in ("path", "source", "size_bytes", "etag", "mtime", "num_rows", "num_lines")
             }
             for file in inputs
         ],

@@ -290,6 +290,12 @@ def row_beyond_the_input(rows: list[dict[str, Any]]) -> None:
     row["segment_row"][row["segment_file"].index(2)] = 30
 
 
+def line_beyond_the_file(rows: list[dict[str, Any]]) -> None:
+    """Lines 30 and 31 of 32 may be rows of the input, since two are blank; line 32 may not."""
+    row = next(r for r in rows if 0 in r["segment_file"])
+    row["segment_row"][row["segment_file"].index(0)] = 32
+
+
 def a_part_too_far(rows: list[dict[str, Any]]) -> None:
     rows[0]["segment_part"][0] += 5
 
@@ -300,7 +306,15 @@ def another_row_again(rows: list[dict[str, Any]]) -> None:
         one[name][0] = other[name][0]
 
 
-PROVENANCE = [unknown_file, negative_row, negative_part, row_beyond_the_input, a_part_too_far, another_row_again]
+PROVENANCE = [
+    unknown_file,
+    negative_row,
+    negative_part,
+    row_beyond_the_input,
+    line_beyond_the_file,
+    a_part_too_far,
+    another_row_again,
+]
 
 
 @pytest.mark.parametrize("damage", PROVENANCE)
@@ -404,6 +418,7 @@ def test_a_reason_that_does_not_add_up_is_found(out: Path) -> None:
     assert "rejected_by_reason" in only(validate(out), "counts")[0]
 
 
+@pytest.mark.slow
 def test_every_count_of_the_manifest_is_checked(tmp_path: Path) -> None:
     """Each number in totals, splits, sources and the shard list is raised by one; all are found."""
     out = make_output(tmp_path, rows=5)
