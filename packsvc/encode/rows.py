@@ -12,7 +12,7 @@ from packsvc.encode.building import BatchBuilder
 from packsvc.encode.overlong import Capacity, Cut, drop_turns, split, truncate_right
 from packsvc.encode.paths import Path
 from packsvc.encode.rendered import RowRefused
-from packsvc.encode.segments import Flat, Segment
+from packsvc.encode.segments import Flat, Notes, Segment
 from packsvc.encode.units import Unit, fractional_weight, units_of
 from packsvc.errors import LimitError
 from packsvc.types import Example, Reason
@@ -83,7 +83,8 @@ class Rows:
             if i in flat.refused:
                 self._builder.refuse(flat.refused[i])
             elif not trained[i]:
-                self._builder.refuse(_NOTHING_TRAINED, encoded=lengths[i])
+                self._builder.refuse(_nothing_trained(flat.notes[i]), encoded=lengths[i])
+                self._builder.counts.reasoning_dropped += flat.notes[i].reasoning_dropped
             elif overlong:
                 self._take_overlong(unit, flat.segment(i))
             else:
@@ -129,4 +130,9 @@ class Rows:
         raise refusal
 
 
-_NOTHING_TRAINED = RowRefused(Reason.NO_TRAINED_TOKENS, "no token but a segment's first would be trained")
+def _nothing_trained(notes: Notes) -> RowRefused:
+    if notes.reasoning_dropped:
+        why = "the template leaves the reasoning of every trained turn out; see turns: each and dropped_reasoning"
+    else:
+        why = "no token but a segment's first would be trained"
+    return RowRefused(Reason.NO_TRAINED_TOKENS, why)

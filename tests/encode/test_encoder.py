@@ -449,6 +449,17 @@ def test_m13_reasoning_that_the_template_drops_never_trains_an_answer_without_it
     assert batch.counts.reasoning_dropped == 0
 
 
+def test_a_row_whose_only_answer_lost_its_reasoning_says_so(make_encoder):
+    encoder = make_encoder()
+    row = chat("u", {"role": "assistant", "content": "a", "reasoning_content": "because of this"})
+    batch = encoder.encode([row], source="chat")
+    assert reasons(batch) == [(0, None, "no_trained_tokens")]
+    assert "dropped_reasoning" in batch.rejects[0].detail
+    assert batch.counts.reasoning_dropped == 1
+    kept = make_encoder(dropped_reasoning="train").encode([row], source="chat")
+    assert learned(encoder, kept) == "a" + IM_END
+
+
 def test_a_refused_part_of_a_packed_row_has_a_record_of_its_own(make_encoder):
     encoder = make_encoder(turns="each", seq_len=48)
     row = chat("u1", "a1", "u2", "x" * 60, "u3")
