@@ -19,6 +19,7 @@ from packsvc.errors import ClusterError, FormatError, GroupError, LimitError, Pa
 from packsvc.run.executors import Executor, InProcess, Outcome, make_executor, memory_for
 from packsvc.run.finish import MANIFEST_NAME, read_commits, write_manifest
 from packsvc.run.group import check_limits, commit_name, pack_group, pack_tail_group, repack_group
+from packsvc.run.metrics import GroupCounters
 from packsvc.run.planfile import PLAN_NAME, Plan, canonical_json, differences, identity, shaping_versions
 from packsvc.run.planning import (
     check_changed,
@@ -26,6 +27,7 @@ from packsvc.run.planning import (
     list_all_inputs,
     make_plan,
     make_trial_plan,
+    piece_rows,
     recognise_all,
 )
 from packsvc.run.progress import Event, Progress, Reporter, Watch
@@ -134,7 +136,14 @@ class Run:
             )
         else:
             counts = self._count(found)
-            plan = make_plan(job=self.job, inputs=found, counts=counts, readings=readings, encoder=settings)
+            plan = make_plan(
+                job=self.job,
+                inputs=found,
+                counts=counts,
+                readings=readings,
+                encoder=settings,
+                storage_options=self.options,
+            )
         if plan.num_rows == 0:
             raise LimitError(
                 f"{self.store.url}: nothing to pack: the inputs hold no rows ({', '.join(f.path for f in found[:5])})"
@@ -168,7 +177,8 @@ class Run:
         small = sum(f.size_bytes for f in files) < 64_000_000
         executor = InProcess() if small else self.executor
         counts: list[InputCount | None] = [None] * len(files)
-        for outcome in executor.run(count_task, [(file, self.options) for file in files]):
+        max_rows = piece_rows(self.job.packing.group_examples)
+        for outcome in executor.run(count_task, [(file, self.options, max_rows) for file in files]):
             if outcome is not None:
                 _raise(outcome)
                 counts[outcome.task] = outcome.value
@@ -303,6 +313,7 @@ class Run:
         if not todo:
             return
         self.reporter.beat(progress, force=True)
+        counters = GroupCounters(job=self.job.name, on_ray=not isinstance(self.executor, InProcess))
         failed: dict[int, Outcome] = {}
         for attempt in range(1, ATTEMPTS + 1):
             groups = list(failed or todo)
@@ -316,6 +327,7 @@ class Run:
                     continue
                 group = groups[outcome.task]
                 if outcome.error is None:
+                    counters.add(outcome.value)
                     finished(group, outcome.value)
                     self.reporter.beat(progress)
                     continue
@@ -431,8 +443,8 @@ def tail_task(where: Where, group: int, senders: Sequence[int]) -> dict[str, Any
     return _slim(pack_tail_group(plan, group, senders, store))
 
 
-def count_task(file: InputFile, options: dict[str, Any]) -> InputCount:
-    return count_input(file, storage_options=options)
+def count_task(file: InputFile, options: dict[str, Any], max_rows: int) -> InputCount:
+    return count_input(file, storage_options=options, max_rows=max_rows)
 
 
 def recut_task(url: str, options: dict[str, Any], index: int, file: InputFile, pieces: Sequence[Piece]) -> None:

@@ -37,6 +37,8 @@ from packsvc.storage import Store
 from packsvc.types import Counts, EncodedBatch, Example, Piece, Placement, Reason, Reject
 
 BATCH_ROWS = 1024
+BATCH_BYTES = 8_000_000
+"""A batch ends at the row that fills it: its text and what is made of it are held at once."""
 
 
 def commit_name(group: int) -> str:
@@ -192,7 +194,8 @@ def _examples(
     file = plan.inputs[piece.file]
     examples: list[Example] = []
     often: dict[int, int] = {}
-    for row in read_piece(piece, file, store=store):
+    usual, held = piece.size_bytes // max(1, piece.num_rows or 1), 0
+    for row in read_piece(piece, file, store=store, storage_options=store.storage_options):
         if source.weight != 1:
             times = copies(source.weight, seed=job.seed, source=source.name, path=file.path, row=row.row)
             if times == 0:
@@ -212,9 +215,10 @@ def _examples(
             rejects.append(example)
             continue
         examples.append(example)
-        if len(examples) == BATCH_ROWS:
+        held += usual if row.raw is None else len(row.raw)
+        if len(examples) == BATCH_ROWS or held >= BATCH_BYTES:
             yield examples, often
-            examples, often = [], {}
+            examples, often, held = [], {}, 0
     if examples:
         yield examples, often
 

@@ -17,13 +17,12 @@ from packsvc.config import PackJob
 from packsvc.errors import SourceError
 from packsvc.plan import permutation
 from packsvc.run.planfile import Plan, identity, identity_hash, shaping_versions
-from packsvc.sources import InputCount, Reading, cut_input, list_inputs, recognise, sample_rows
-from packsvc.types import InputFile, Piece, PieceKind, RawRow
+from packsvc.sources import InputCount, Reading, cut_input, list_inputs, recognise, sample_files, sample_rows
+from packsvc.types import InputFile, Piece, PieceKind
 
 GROUP_BYTES = 256_000_000
 PIECES_PER_GROUP = 8
-SAMPLE_FILES = 5
-SAMPLE_ROWS = 100
+SAMPLE_ROWS = 500
 
 CountAll = Callable[[Sequence[InputFile]], list[InputCount]]
 
@@ -40,15 +39,17 @@ def list_all_inputs(job: PackJob, *, storage_options: Mapping[str, Any] | None =
 def recognise_all(
     job: PackJob, inputs: Sequence[InputFile], *, storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Reading]:
-    """How each source's rows are read, from the first rows of its first files."""
+    """How each source's rows are read, from the first rows of files spread over it."""
     out: dict[str, Reading] = {}
     for source in job.sources:
         files = [f for f in inputs if f.source == source.name]
-        rows: list[RawRow] = []
-        for file in evenly(files, SAMPLE_FILES):
-            rows += sample_rows(file, limit=SAMPLE_ROWS, storage_options=storage_options)
-        out[source.name] = recognise(rows, source)
+        out[source.name] = recognise(sample_files(files, limit=SAMPLE_ROWS, storage_options=storage_options), source)
     return out
+
+
+def piece_rows(group_examples: int) -> int:
+    """Rows of a piece at most, where the input can be cut."""
+    return max(1, group_examples // PIECES_PER_GROUP)
 
 
 def evenly(items: Sequence[Any], n: int) -> list[Any]:
@@ -63,8 +64,9 @@ def make_plan(
     counts: Sequence[InputCount],
     readings: Mapping[str, Reading],
     encoder: Mapping[str, Any],
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The plan of a whole run; pure."""
+    """The plan of a whole run; reads nothing, unless rows are so long that an input has to be counted more finely."""
     files = [
         replace(f, num_rows=c.num_rows, num_lines=c.marks[-1].row if c.marks else None, content_hash=c.content_hash)
         for f, c in zip(inputs, counts, strict=True)
@@ -72,7 +74,7 @@ def make_plan(
     pieces = [
         piece
         for index, (file, count) in enumerate(zip(files, counts, strict=True))
-        for piece in _cut(index, file, count, group_examples=job.packing.group_examples)
+        for piece in _cut(index, file, count, job.packing.group_examples, storage_options)
     ]
     groups = deal(
         pieces,
@@ -143,19 +145,24 @@ def _plan(
     )
 
 
-def _cut(index: int, file: InputFile, count: InputCount, *, group_examples: int) -> list[Piece]:
+def _cut(
+    index: int,
+    file: InputFile,
+    count: InputCount,
+    group_examples: int,
+    storage_options: Mapping[str, Any] | None,
+) -> list[Piece]:
     """Pieces of an eighth of a group; an input that cannot be cut stays whole as long as it fits a group."""
-    fine = cut_input(
+    if count.kind is PieceKind.RECUT and count.num_rows <= group_examples and count.size_bytes <= GROUP_BYTES:
+        return cut_input(index, file, count, max_rows=group_examples, max_bytes=GROUP_BYTES)
+    return cut_input(
         index,
         file,
         count,
-        max_rows=max(1, group_examples // PIECES_PER_GROUP),
+        max_rows=piece_rows(group_examples),
         max_bytes=GROUP_BYTES // PIECES_PER_GROUP,
+        storage_options=storage_options,
     )
-    if fine and fine[0].kind is PieceKind.RECUT:
-        whole = cut_input(index, file, count, max_rows=group_examples, max_bytes=GROUP_BYTES)
-        return whole if len(whole) == 1 and whole[0].kind is PieceKind.WHOLE else fine
-    return fine
 
 
 def deal(
