@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -90,16 +92,17 @@ class OnRay:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
         try:
-            if address is None:
-                ray.init(
-                    address="local",
-                    num_cpus=workers or os.cpu_count(),
-                    include_dashboard=False,
-                    object_store_memory=80 * 2**20,
-                    **quiet,
-                )
-            else:
-                ray.init(address=address, **quiet)
+            with _own_sigterm():
+                if address is None:
+                    ray.init(
+                        address="local",
+                        num_cpus=workers or os.cpu_count(),
+                        include_dashboard=False,
+                        object_store_memory=80 * 2**20,
+                        **quiet,
+                    )
+                else:
+                    ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise ClusterError(
                 f"Ray at {address or 'local'}: no cluster could be reached or started: {error}"
@@ -190,6 +193,17 @@ def _call(function: Callable[..., Any], task: tuple[Any, ...]) -> tuple[Any, Bas
     except Exception as error:
         plain = RuntimeError(f"{type(error).__name__}: {error}")
         return None, plain, traceback.format_exc(), platform.node()
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep the caller's handler of SIGTERM: Ray's aborts the process with a stack trace of C++."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _first_line(error: BaseException) -> str:
