@@ -33,6 +33,8 @@ TEMPORARY_SUFFIX = ".tmp"
 
 _PASSING_ERRNO = {errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE}
 _PASSING_STATUS = {408, 429, 500, 502, 503, 504}
+_PASSING_CODES = {"ConditionalRequestConflict", "IncompleteBody", "OperationAborted", "RequestTimeout"}
+"""Of S3, with a status that says the caller is at fault: two conditional writes met, or an upload came in halves."""
 _PASSING_NAMES = {
     "ClientConnectionError",
     "ClientError",
@@ -48,7 +50,11 @@ _PASSING_NAMES = {
     "ResponseStreamingError",
     "ServerDisconnectedError",
     "ServerTimeoutError",
+    "ServiceRequestError",
+    "ServiceResponseError",
 }
+_S3_CONFIG = {"connect_timeout": 10, "read_timeout": 60, "retries": {"total_max_attempts": 1}}
+"""For botocore. s3fs tries each request five times and so do we; its own five would make hours of a dead server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +76,8 @@ def filesystem(url: str, storage_options: Mapping[str, Any] | None = None) -> tu
             return LocalFileSystem(), os.path.abspath(url.removeprefix("file://"))
         if url.startswith(("s3://", "s3a://", "gs://", "gcs://", "az://", "abfs://", "abfss://")):
             options.setdefault("use_listings_cache", False)
+        if url.startswith(("s3://", "s3a://")):
+            options["config_kwargs"] = {**_S3_CONFIG, **(options.get("config_kwargs") or {})}
         fs, path = fsspec.core.url_to_fs(url, **options)
     except (ImportError, ValueError) as error:
         raise StorageError(f"{url}: cannot be opened: {error}") from error
@@ -81,9 +89,11 @@ def is_passing(error: BaseException) -> bool:
     seen: BaseException | None = error
     while seen is not None:
         response = getattr(seen, "response", None)
-        status = getattr(seen, "status", None) or getattr(seen, "code", None)
+        status = getattr(seen, "status", None) or getattr(seen, "status_code", None) or getattr(seen, "code", None)
         if isinstance(response, dict):
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", status)
+            if response.get("Error", {}).get("Code") in _PASSING_CODES:
+                return True
         with contextlib.suppress(TypeError, ValueError):
             if status is not None and int(cast(Any, status)) in _PASSING_STATUS:
                 return True
@@ -127,6 +137,12 @@ def retrying(what: str, call: Callable[[], T], *, attempts: int = ATTEMPTS) -> T
                 raise StorageError(f"{what}: {_plain(error)}") from error
             raise
     raise AssertionError("unreachable")
+
+
+def _is_precondition(error: BaseException) -> bool:
+    """Whether a conditional write was refused. Not all servers name the condition, as s3fs expects."""
+    response = getattr(error.__cause__, "response", None)
+    return isinstance(response, dict) and response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412
 
 
 def _is_remote(error: Exception) -> bool:
@@ -240,7 +256,11 @@ class Store:
         _sync_folder(os.path.dirname(final))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Write a whole file unless one of that name exists; True if this call wrote it."""
+        """Write a whole file unless one of that name exists; True if this call wrote it.
+
+        On an object store also if what stands there is the same: it may be ours, written by a try whose answer was
+        lost, here or inside the client library.
+        """
         try:
             if self.is_local:
                 with self._temporary(name, data) as temporary:
@@ -249,23 +269,22 @@ class Store:
             else:
                 self._create(name, data)
         except FileExistsError:
-            return False
+            return not self.is_local and self.read(name) == data
         return True
 
     def _create(self, name: str, data: bytes) -> None:
-        """One conditional PUT. A retry after a lost answer may meet its own file: then the bytes are equal."""
-        tries = 0
+        """One conditional PUT. Raises FileExistsError."""
 
         def put() -> None:
-            nonlocal tries
-            tries += 1
-            self.fs.pipe_file(self.path(name), data, mode="create")
+            try:
+                self.fs.pipe_file(self.path(name), data, mode="create")
+            except OSError as error:
+                if _is_precondition(error):
+                    raise FileExistsError(name) from error
+                raise
 
         try:
             retrying(self.describe(name), put)
-        except FileExistsError:
-            if tries == 1 or self.read(name) != data:
-                raise
         except FileNotFoundError as error:
             raise StorageError(f"{self.describe(name)}: there is no such bucket or folder") from error
 
