@@ -39,7 +39,7 @@ OLDEST_RAY = (2, 54)
 ASK_SECONDS = 10.0
 REQUEST_SECONDS = 120.0
 PAUSE_SECONDS = 0.5
-FIRST_NODE_SECONDS = 15.0
+FIRST_NODE_SECONDS = 60.0
 """A dashboard that has just started does not know its nodes yet."""
 _CHATTY = (
     "ray.dashboard.modules.dashboard_sdk",
@@ -144,22 +144,27 @@ class Dashboard:
         """Whether all nodes of the cluster are this machine: its name and its network addresses, both.
 
         The address of the dashboard says little: a port forwarded from a cluster elsewhere is on loopback too.
+
+        Raises:
+            ClusterError: The cluster has no node, so that no job could run.
         """
         deadline = time.monotonic() + FIRST_NODE_SECONDS
         while True:
-            names, alive = self._hosts()
-            if (names and alive) or time.monotonic() > deadline:
-                return bool(alive) and names == {platform.node()} and all(map(_is_mine, alive))
+            try:
+                names, alive = self._hosts()
+            except (OSError, HTTPException, ValueError, KeyError, TypeError):
+                return False  # some gateways show the job API only
+            if names and alive:
+                return names == {platform.node()} and all(map(_is_mine, alive))
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{self.address}: the cluster has no node yet; is it still starting?")
             time.sleep(PAUSE_SECONDS)
 
     def _hosts(self) -> tuple[set[str], set[str]]:
-        """Names and addresses of the nodes that are alive; empty while the dashboard does not know them yet."""
-        try:
-            names = set(self._get("/nodes?view=hostNameList")["data"]["hostNameList"])
-            nodes = self._get("/api/v0/nodes")["data"]["result"]["result"]
-            return names, {node["node_ip"] for node in nodes if node["state"] == "ALIVE"}
-        except (OSError, HTTPException, ValueError, KeyError, TypeError):
-            return set(), set()
+        """Names and addresses of the nodes that are alive."""
+        names = set(self._get("/nodes?view=hostNameList")["data"]["hostNameList"])
+        nodes = self._get("/api/v0/nodes")["data"]["result"]["result"]
+        return names, {node["node_ip"] for node in nodes if node["state"] == "ALIVE"}
 
     def _get(self, path: str) -> Any:
         return json.loads(_get(self.address + path, self.token))

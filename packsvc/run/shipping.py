@@ -160,7 +160,7 @@ class _Packing:
             )
         elif not self._on_cluster():
             self._problems.append(
-                f"output {output}: a local path, and the cluster is not this machine. Use a bucket, or pass "
+                f"output {output}: a local path, and the cluster is not (only) this machine. Use a bucket, or pass "
                 f"--local-paths-ok if all its nodes share that path with this machine"
             )
         return _absolute_output(self._job)

@@ -31,7 +31,7 @@ from packsvc.run.cluster_jobs import (
     look_up,
     tell,
 )
-from packsvc.run.dashboard import Dashboard, open_dashboard
+from packsvc.run.dashboard import FIRST_NODE_SECONDS, Dashboard, open_dashboard
 from packsvc.run.shipping import LocalPaths, Package, job_hash, make_package
 
 PREFIX = "packsvc"
@@ -127,7 +127,7 @@ def submit_job(
     )
     _check_before_asking(request)
     dashboard = open_dashboard(address, insecure=insecure, wait_seconds=wait_for_dashboard, say=say)
-    submission = _submit(dashboard, request, deadline=time.monotonic() + wait_for_dashboard)
+    submission = _submit(dashboard, request, deadline=time.monotonic() + max(wait_for_dashboard, FIRST_NODE_SECONDS))
     if not wait:
         return submission
     for text in follow_logs(dashboard, submission.id):
