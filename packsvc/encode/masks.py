@@ -67,8 +67,8 @@ def masks_from_bytes(
     owner = owner[use]
     begin, end = begin[use] + first_byte[owner], end[use] + first_byte[owner]
     joins = np.zeros(len(begin) + 1, np.bool_)
-    # joins[i]: span i goes on where span i - 1 of the same text ends
-    joins[1:-1] = (begin[1:] == end[:-1]) & (owner[1:] == owner[:-1])
+    # joins[i]: span i goes on where span i - 1 ends. Across texts that means nothing, since no token lies across them.
+    joins[1:-1] = begin[1:] == end[:-1]
     first = np.searchsorted(starts, begin, side="left")
     stop = np.searchsorted(starts, _run_ends(end, joins), side="right") - 1
     stop[joins[1:]] = np.minimum(stop[joins[1:]], first[joins[:-1]])
