@@ -6,6 +6,10 @@ import gzip
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -348,3 +352,32 @@ def test_the_bad_jobs_are_refused_before_anything_is_written(run: Run, job_of: C
     assert code == 2
     assert "did you mean 'seq_len'?" in err
     assert not (path.parent / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.ray_local
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_on_ray_ends_by_a_signal_with_3_and_resumes(
+    run: Run, job_of: Callable[..., Path], rows: list[str], signum: int
+) -> None:
+    """The signal comes when the first of some twenty groups is committed."""
+    path = job_of(rows * 30, packing={"group_examples": 90})
+    commits = path.parent / "out" / "commits"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "packsvc", "pack", str(path), "--workers", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None and not (commits.exists() and any(commits.iterdir())):
+        time.sleep(0.02)
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (3, ""), err
+    assert err.endswith("packsvc: interrupted; run the same command again to resume\n")
+    done = len(list(commits.glob("*.json")))
+    assert not (path.parent / "out" / "manifest.json").exists()
+    code, _, err = run("pack", path, "--workers", 0)
+    assert code == 0
+    assert f"resuming: {done} of " in err
+    assert run("validate", path.parent / "out")[0] == 0
