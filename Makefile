@@ -1,6 +1,7 @@
 # make demo   pack, check, look at and train on the quickstart
 # make test   the whole test suite
 # make check  formatter, linter, types, import order, and the suite
+# make bench  every script of benchmarks/, its figures kept under benchmarks/results/
 # Each makes .venv first and installs into it, once per change of pyproject.toml.
 
 SHELL := /bin/bash
@@ -15,10 +16,10 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml Makefile | cksum | cut -d" " -f1)
 
-.PHONY: help demo test check lint format clean-venv
+.PHONY: help demo test check bench lint format clean-venv
 
 help:
-	@sed -n 's/^# //p' Makefile | head -4
+	@sed -n 's/^# //p' Makefile | head -5
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "packsvc needs Python 3.11 or later; none was found (set PYTHON=...)" >&2; exit 2; }
@@ -43,6 +44,13 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_imports.py
+
+bench: $(STAMP)
+	@mkdir -p benchmarks/results
+	@for script in benchmarks/*.py; do \
+		name=$$(basename $$script .py); echo "== $$name" >&2; \
+		$(BIN)/python $$script | tee benchmarks/results/$$name.jsonl; \
+	done
 
 format: $(STAMP)
 	$(BIN)/ruff format .
