@@ -55,7 +55,7 @@ def audit_template(
     decisions = _decide(bare)
     renderer = Renderer(
         tokenizer,
-        template=template,
+        template=bare,
         control_tokens=control_tokens,
         template_kwargs=template_kwargs,
         date=date,
@@ -69,7 +69,10 @@ def audit_template(
         notes.content["only lists of text parts are rendered; rows with other content are rejected"] = ["strings"]
     for probe in probes(as_parts):
         _examine(renderer, probe, notes)
-    return _sum_up(decisions, notes, str(tokenizer.eos_token))
+    audit = _sum_up(decisions, notes, str(tokenizer.eos_token))
+    if date is None and "date_string" in bare.names and "date_string" not in template_kwargs:
+        audit.lines.append("note: the template writes a date of its own; set `date` for another one")
+    return audit
 
 
 class _Notes:
@@ -125,7 +128,10 @@ def _examine(renderer: Renderer, probe: Probe, notes: _Notes) -> None:
         if refusal.reason is Reason.TEXT_MISSING:
             _note_missing(renderer, probe, notes)
         elif probe.basic:
-            raise EncodeError(_stopped(f"the conversation of {probe.name!r} is refused: {refusal.detail}")) from refusal
+            why = f"the conversation of {probe.name!r} is refused: {refusal.detail}"
+            if refusal.reason is Reason.MASK_UNDERIVABLE:
+                why += " (are its markers control tokens of this tokenizer, or is it the template of another one?)"
+            raise EncodeError(_stopped(why)) from refusal
         else:
             verb = "refused by the template" if refusal.reason is Reason.TEMPLATE_ERROR else "not maskable exactly"
             notes.find(probe, f"{verb} ({refusal.detail}); such rows are rejected as {refusal.reason}")

@@ -33,7 +33,10 @@ def prepare_messages(messages: list[JsonDict], decisions: Decisions) -> list[Jso
     """
     prepared = [
         message
-        if len(message) == 2 and type(message.get("role")) is str and type(message.get("content")) is str
+        if type(message) is dict
+        and len(message) == 2
+        and type(message.get("role")) is str
+        and type(message.get("content")) is str
         else _prepare(message, decisions)
         for message in messages
     ]
@@ -106,6 +109,8 @@ def reasoning_of(message: JsonDict) -> Any:
 
 
 def _prepare(message: JsonDict, decisions: Decisions) -> JsonDict:
+    if type(message) is not dict:
+        raise RowRefused(Reason.WRONG_TYPE, f"a message is {type(message).__name__}, not an object")
     if type(message.get("role")) is not str:
         raise RowRefused(Reason.WRONG_TYPE, f"role is {message.get('role')!r}, not a string")
     if None in message.values():

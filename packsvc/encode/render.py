@@ -27,7 +27,7 @@ from packsvc.encode.template import ClockAskedError, Marked, TurnTemplate
 from packsvc.types import JsonDict, Reason
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-"""Known whatever the template; any other must be a word that the template itself knows."""
+"""Known whatever the template; any other must be one that the template asks for."""
 
 
 class Renderer:
@@ -35,7 +35,7 @@ class Renderer:
 
     Args:
         tokenizer: transformers' tokenizer, for its special tokens.
-        template: Jinja source.
+        template: Jinja source, or what was made of it with the same special tokens, arguments and date.
         control_tokens: Special tokens and turn markers, as text.
         template_kwargs: Passed to the template.
         date: What the template sees as today.
@@ -48,7 +48,7 @@ class Renderer:
         self,
         tokenizer: Any,
         *,
-        template: str,
+        template: str | TurnTemplate,
         control_tokens: Iterable[str],
         template_kwargs: Mapping[str, Any],
         date: datetime.date | None,
@@ -58,7 +58,10 @@ class Renderer:
         decisions: Decisions | None = None,
         any_stop: bool = False,
     ) -> None:
-        self.template = TurnTemplate(template, variables={**tokenizer.special_tokens_map, **template_kwargs}, date=date)
+        if isinstance(template, str):
+            variables = {**tokenizer.special_tokens_map, **template_kwargs}
+            template = TurnTemplate(template, variables=variables, date=date)
+        self.template = template
         self.controls = Controls(control_tokens)
         self.decisions = decisions if decisions is not None else Decisions()
         self.turns = TurnSpans(
@@ -72,7 +75,7 @@ class Renderer:
         self._policy = ControlTokens(control_policy)
         self._places = Places(self.template, self.controls, self.decisions)
         self._presence = Presence(self._places.is_shown)
-        self._roles = ROLES | self.template.words
+        self._roles = ROLES | self.template.roles
         self._tools_seen: dict[bytes, str | None] = {}
 
     def plain(
@@ -109,14 +112,16 @@ class Renderer:
         Raises:
             RowRefused: It cannot be rendered or masked exactly.
         """
-        data = serialised(messages)
         prepared = prepare_messages(messages, self.decisions)
+        data = serialised(prepared)
         roles = self._roles
         for index, message in enumerate(prepared):
             if message["role"] not in roles:
                 raise RowRefused(Reason.UNKNOWN_ROLE, f"message {index} has the role {message['role']!r}")
         key = tools_key(tools)
-        typed = self._has_typed(data, prepared, tools, key)
+        typed = self.controls.may_stand_in(data) and self._has_typed(messages, prepared)
+        if key is not None:
+            typed = self._has_typed_in_tools(tools, key) or typed
         row = Row(prepared, tools, self._marked(prepared, tools, key))
         self._presence.check(prepared, tools, row.text, row.hulls)
         controls = self._places.typed_controls(row) if typed else ()
@@ -133,27 +138,31 @@ class Renderer:
             raise RowRefused(Reason.MASK_UNDERIVABLE, "the template changes text of messages after it has written it")
         return marked
 
-    def _has_typed(self, data: bytes, messages: list[JsonDict], tools: Any, key: bytes | None) -> bool:
-        """Whether someone typed a control token; refuses it where the job does."""
-        found: tuple[str, str] | None = None
-        if self.controls.may_stand_in(data):
-            for index, message in enumerate(messages):
+    def _has_typed(self, messages: list[JsonDict], prepared: list[JsonDict]) -> bool:
+        """Whether someone typed a control token in a message; refuses it where the job does."""
+        for index, forms in enumerate(zip(messages, prepared, strict=True)):
+            for message in forms:  # as it came, to name the field, and as parsed arguments have it
                 for field, value in message.items():
-                    if found is None and (token := self.controls.find_in(value)) is not None:
-                        found = (f"message {index} ({message['role']}), {field}", token)
-        if found is None and key is not None and (token := self._typed_in_tools(tools, key)) is not None:
-            found = ("a tool schema", token)
-        if found is not None and self._policy is ControlTokens.REJECT:
-            raise RowRefused(Reason.CONTROL_TOKENS, f"the text of a control token, {found[1]!r}, stands in {found[0]}")
-        return found is not None
+                    token = self.controls.find_in(value)
+                    if token is not None:
+                        self._refuse_typed(token, f"message {index} ({message['role']}), {field}")
+                        return True
+        return False
 
-    def _typed_in_tools(self, tools: Any, key: bytes) -> str | None:
+    def _has_typed_in_tools(self, tools: Any, key: bytes) -> bool:
         if key not in self._tools_seen:
             serialised(tools, "tools")
             if len(self._tools_seen) >= 4096:
                 self._tools_seen.clear()
             self._tools_seen[key] = self.controls.find_in(tools)
-        return self._tools_seen[key]
+        token = self._tools_seen[key]
+        if token is not None:
+            self._refuse_typed(token, "a tool schema")
+        return token is not None
+
+    def _refuse_typed(self, token: str, place: str) -> None:
+        if self._policy is ControlTokens.REJECT:
+            raise RowRefused(Reason.CONTROL_TOKENS, f"the text of a control token, {token!r}, stands in {place}")
 
     def _learned(
         self,

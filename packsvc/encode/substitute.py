@@ -40,30 +40,31 @@ def lay_over(skeleton: str, text: str, originals: list[str], *, exact: bool = Fa
     """
     pieces = _STAND_IN.split(skeleton)
     fixed, numbers = pieces[0::2], [int(n) for n in pieces[1::2]]
-    if any(n >= len(originals) for n in numbers) or not text.startswith(fixed[0]):
+    if any(n >= len(originals) for n in numbers) or not text.startswith(fixed[0]) or len(text) < len(fixed[0]):
         return None
-    found: list[tuple[int, int]] = []
-    position = len(fixed[0])
-    for k, number in enumerate(numbers):
-        original, after = originals[number], fixed[k + 1]
-        for form in (original,) if exact else _forms(original):
-            stop = position + len(form)
-            if text.startswith(form, position) and _goes_on(text, stop, after, k + 1 == len(numbers)):
-                break
-        else:
-            return None
-        found.append((position, stop))
-        position = stop + len(after)
-    return found if position == len(text) else None
-
-
-def numbers_in(skeleton: str) -> list[int]:
-    """Which stand-ins a render shows, in order."""
-    return [int(n) for n in _STAND_IN.findall(skeleton)]
-
-
-def _goes_on(text: str, position: int, after: str, last: bool) -> bool:
-    return text.startswith(after, position) and (not last or position + len(after) == len(text))
+    if not numbers:
+        return [] if text == skeleton else None
+    forms = [[original] if exact else _forms(original) for original in originals]
+    starts = [len(fixed[0])]
+    tried = [0]
+    while starts:  # one level a stand-in; a form that leads nowhere is taken back
+        level = len(starts) - 1
+        if level == len(numbers):
+            ends = [starts[k + 1] - len(fixed[k + 1]) for k in range(level)]
+            return list(zip(starts[:-1], ends, strict=True))
+        choices = forms[numbers[level]]
+        if tried[level] == len(choices):
+            starts.pop()
+            tried.pop()
+            continue
+        form = choices[tried[level]]
+        tried[level] += 1
+        stop, after = starts[level] + len(form), fixed[level + 1]
+        goes_on = text.startswith(form, starts[level]) and text.startswith(after, stop)
+        if goes_on and (level + 1 < len(numbers) or stop + len(after) == len(text)):
+            starts.append(stop + len(after))
+            tried.append(0)
+    return None
 
 
 def _forms(text: str) -> list[str]:

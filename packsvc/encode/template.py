@@ -60,8 +60,10 @@ class TurnTemplate:
         self._clock = _clock(date)
         self._sandbox = _sandbox(source)
         self.tree = self._sandbox.parse(source)
-        self.words = frozenset(n.value for n in self.tree.find_all(nodes.Const) if isinstance(n.value, str))
-        """String literals of the template; roles that it knows are among them."""
+        self.names = frozenset(n.name for n in self.tree.find_all(nodes.Name) if n.ctx == "load")
+        """Names that the template reads."""
+        self.roles = frozenset(role for test in self.tree.find_all(nodes.Compare) for role in _roles_in(test))
+        """Roles that the template compares with."""
         self._plain = self._compile(self._sandbox.overlay(), self._sandbox.parse(source))
         self._writers: list[tuple[MarkWriter, _Run]] = []
 
@@ -136,6 +138,23 @@ def _sandbox(source: str) -> Environment:
     except TemplateSyntaxError as error:
         raise EncodeError(f"the chat template is not valid Jinja, line {error.lineno}: {error.message}.") from error
     return environment
+
+
+def _roles_in(test: nodes.Compare) -> list[str]:
+    """The texts that a comparison holds a role against."""
+    sides = [test.expr, *(operand.expr for operand in test.ops)]
+    if not any(_is_role(side) for side in sides):
+        return []
+    listed = [item for side in sides if isinstance(side, (nodes.List, nodes.Tuple)) for item in side.items]
+    return [n.value for n in (*sides, *listed) if isinstance(n, nodes.Const) and isinstance(n.value, str) and n.value]
+
+
+def _is_role(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "role"
+    return (isinstance(node, nodes.Getattr) and node.attr == "role") or (
+        isinstance(node, nodes.Name) and node.name == "role"
+    )
 
 
 def _clock(date: datetime.date | None) -> Any:

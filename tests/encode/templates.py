@@ -15,8 +15,12 @@ from packsvc.encode.rendered import Decisions, Rendered
 DATE = datetime.date(2026, 1, 1)
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 _MARKER = re.compile(
-    r"<\|[^|<>\n' ]+\|?>|<[a-z_]+\|>|<(?:start|end)_of_turn>|</s>|<s>|<｜[^｜]+｜>|\[/?[A-Z_]+\]|<end_of_utterance>|<image>"
+    r"<\|[^|<>\n' ]+\|?>|<[a-z_]+\|>|<(?:start|end)_of_turn>|</s>|<s>|<｜[^｜]+｜>"
+    r"|\[/?[A-Z_]+\]|<end_of_utterance>|<image>"
 )
+
+
+_audited: dict[str, Decisions] = {}
 
 
 class Names:
@@ -30,8 +34,8 @@ class Names:
 def trl_templates() -> dict[str, str]:
     """Source of every chat template that the installed trl carries, by name."""
     spec = importlib.util.find_spec("trl")
-    assert spec is not None and spec.submodule_search_locations, "trl is a dev dependency: pip install packsvc[dev]"
-    folder = Path(next(iter(spec.submodule_search_locations))) / "chat_templates"
+    assert spec is not None, "trl is a dev dependency: pip install packsvc[dev]"
+    folder = Path(next(iter(spec.submodule_search_locations or ()))) / "chat_templates"
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
 
 
@@ -50,7 +54,12 @@ def make_renderer(source: str, *, eos: str = "</s>", controls: set[str] | None =
         "template_kwargs": options.pop("template_kwargs", {}),
         "date": options.pop("date", DATE),
     }
-    decisions: Decisions = options.pop("decisions", None) or audit_template(names, **shared).decisions
+    decisions = options.pop("decisions", None)
+    if decisions is None:
+        key = repr((eos, sorted(shared.items(), key=str), sorted(controls)))
+        if key not in _audited:
+            _audited[key] = audit_template(names, **shared).decisions
+        decisions = _audited[key]
     return Renderer(names, **shared, decisions=decisions, **options)
 
 

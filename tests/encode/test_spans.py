@@ -12,7 +12,10 @@ from tests.encode import toys
 from tests.encode.templates import call, chat, make_renderer, show, trl_templates
 
 TEMPLATES = trl_templates()
-HEADERLESS = "{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else m.content + '</s>' }}{% endfor %}"
+HEADERLESS = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "{% else %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"
+)
 RENDERERS = {
     "cml": make_renderer(toys.CML, eos="<|im_end|>"),
     "gem": make_renderer(toys.GEM),
@@ -160,7 +163,8 @@ def test_consecutive_and_leading_assistants_have_their_own_spans():
 
 def test_a_default_system_message_in_the_first_turn_is_prompt():
     source = (
-        "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\nBe kind<|im_end|>\n{% endif %}"
+        "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
+        "<|im_start|>system\nBe kind<|im_end|>\n{% endif %}"
         "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )

@@ -150,14 +150,19 @@ def test_shortcuts_and_marks_change_no_render_and_no_error(name, messages, tools
 
 
 EXPRESSIONS = """
-{{ messages[0].role }}|{{ messages[0].items is defined }}|{{ messages[0]['items'] is defined }}|{{ messages[0].get('x') }}|
-{{ messages[0].nope }}|{{ messages[0].nope is defined }}|{{ messages[9] is defined }}|
-{{ ns.a }}|{{ ns.missing is defined }}|{{ ns.f('x') }}|{{ messages[0].content.upper() }}|
-{{ 'a{}'.format('b') }}|{{ messages[0].content.replace('l', name) }}|{{ ns.d.k }}|{{ ns.d['k'] }}|{{ ns.l.index is defined }}|
-{% for k, v in messages[0].items() %}{{ loop.index }}{{ k }}={{ v }}{{ loop.last }}{{ loop.length }}{{ loop.revindex }}{% endfor %}
-{% for x in 'abc' %}{{ loop.first }}{{ loop.index0 }}{{ loop.previtem }}{{ loop.cycle(1, 2) }}{{ loop.nextitem is defined }}{% endfor %}
-{{ 5.real is defined }}{{ messages.index is defined }}{{ messages[0].content.strip is defined }}{{ messages[0] | tojson }}
-{{ messages | tojson(indent=2) }}{{ [1, 2.5, none, true, "é<"] | tojson }}{{ messages[0].content.split('l') | join('-') }}
+{{ messages[0].role }}|{{ messages[0].items is defined }}|{{ messages[0]['items'] is defined }}|
+{{ messages[0].get('x') }}|{{ messages[0].nope }}|{{ messages[0].nope is defined }}|{{ messages[9] is defined }}|
+{{ ns.a }}|{{ ns.missing is defined }}|{{ ns.f('x') }}|{{ messages[0].content.upper() }}|{{ 'a{}'.format('b') }}|
+{{ messages[0].content.replace('l', name) }}|{{ ns.d.k }}|{{ ns.d['k'] }}|{{ ns.l.index is defined }}|
+{% for k, v in messages[0].items() %}
+{{ loop.index }}{{ k }}={{ v }}{{ loop.last }}{{ loop.length }}{{ loop.revindex }}{{ loop.revindex0 }}
+{% endfor %}
+{% for x in 'abc' %}
+{{ loop.first }}{{ loop.index0 }}{{ loop.previtem }}{{ loop.cycle(1, 2) }}{{ loop.nextitem is defined }}
+{% endfor %}
+{{ 5.real is defined }}{{ messages.index is defined }}{{ messages[0].content.strip is defined }}
+{{ messages[0] | tojson }}{{ messages | tojson(indent=2) }}{{ [1, 2.5, none, true, "é<"] | tojson }}
+{{ messages[0].content.split('l') | join('-') }}
 """
 SETUP = (
     "{% macro f(x) %}[{{ x }}]{% endmacro %}{% set name = 'Q' %}"
@@ -262,7 +267,8 @@ def test_text_that_holds_all_noncharacters_is_not_misread():
     [("trim", None), ("upper", [(0, " A "), (1, " B ")]), ("length", None), ("replace('\ufdd0', '')", None)],
 )
 def test_text_that_is_changed_after_it_is_captured_is_compared_with_the_plain_render(change, owned):
-    source = f"{{% set all %}}{{% for m in messages %}} {{{{ m.content }}}} {{% endfor %}}{{% endset %}}{{{{ all | {change} }}}}"
+    source = "{% set all %}{% for m in messages %} {{ m.content }} {% endfor %}{% endset %}{{ all | CHANGE }}"
+    source = source.replace("CHANGE", change)
     marked = turn_template(source).marked(chat("a", "b"), None)
     if owned is None:
         assert marked is None
@@ -324,7 +330,8 @@ def test_repeated_tools_are_not_rendered_again(monkeypatch):
 
 def test_statements_that_read_more_than_the_tools_are_rendered_each_time():
     source = (
-        "{% set ns = namespace(n=0) %}{% for m in messages %}{% for t in tools %}{{ t.name }}{{ m.content }}{% endfor %}"
+        "{% set ns = namespace(n=0) %}{% for m in messages %}"
+        "{% for t in tools %}{{ t.name }}{{ m.content }}{% endfor %}"
         "{% set ns.n = ns.n + 1 %}{% for t in tools %}{{ ns.n }}{{ loop.index }}{% endfor %}{% endfor %}"
     )
     template = turn_template(source)
