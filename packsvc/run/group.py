@@ -196,6 +196,10 @@ def _examples(
     often: dict[int, int] = {}
     usual, held = piece.size_bytes // max(1, piece.num_rows or 1), 0
     for row in read_piece(piece, file, store=store, storage_options=store.storage_options):
+        if source.where and row.error is None and not passes(row, source.where):
+            counts.rows += 1
+            counts.filtered += 1
+            continue
         if source.weight != 1:
             times = copies(source.weight, seed=job.seed, source=source.name, path=file.path, row=row.row)
             if times == 0:
@@ -203,10 +207,6 @@ def _examples(
                 counts.left_out += 1
                 continue
             often[row.row] = times
-        if source.where and row.error is None and not passes(row, source.where):
-            counts.rows += 1
-            counts.filtered += 1
-            continue
         example = read_example(row, reading, source_name=source.name)
         if isinstance(example, Reject):
             counts.rows += 1

@@ -139,14 +139,14 @@ def judged(
     file = setting.inputs[piece.file]
     reading = setting.readings[source.name]
     for row in read_piece(piece, file, store=setting.store, storage_options=setting.storage_options):
+        if source.where and row.error is None and not passes(row, source.where):
+            counts.rows += 1
+            counts.filtered += 1
+            continue
         times = copies(source.weight, seed=setting.job.seed, source=source.name, path=file.path, row=row.row)
         if times == 0:
             counts.rows += 1
             counts.left_out += 1
-            continue
-        if source.where and row.error is None and not passes(row, source.where):
-            counts.rows += 1
-            counts.filtered += 1
             continue
         example = read_example(row, reading, source_name=source.name)
         if isinstance(example, Reject):

@@ -213,6 +213,11 @@ def test_where_filters_rows_and_counts_them(tmp_path, qwen3_path):
     totals = run(small_job(tmp_path, qwen3_path, sources=sources)).totals
     assert (totals["rows"], totals["packed"], totals["filtered"]) == (20, 15, 5)
 
+    light = [{**sources[0], "weight": 0.5}]
+    lighter = run(small_job(tmp_path, qwen3_path, sources=light, output="lighter")).totals
+    assert lighter["filtered"] == 5, "every other row is filtered, whatever the weight draws"
+    assert lighter["packed"] + lighter["left_out"] == 15
+
 
 def test_a_trial_run_takes_some_rows_of_each_source_from_all_its_files(job, tmp_path):
     manifest = run(job, limit=20)

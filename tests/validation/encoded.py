@@ -138,10 +138,10 @@ def _write(root: Path, job: PackJob) -> Path:
             groups.append([asdict(piece) for piece in pieces])
             for row in [row for piece in pieces for row in read_piece(piece, file)]:
                 count.rows += 1
-                if not copies(source.weight, seed=job.seed, source=source.name, path=file.path, row=row.row):
-                    count.left_out += 1
-                elif source.where and row.error is None and not passes(row, source.where):
+                if source.where and row.error is None and not passes(row, source.where):
                     count.filtered += 1
+                elif not copies(source.weight, seed=job.seed, source=source.name, path=file.path, row=row.row):
+                    count.left_out += 1
                 elif isinstance(example := read_example(row, reading, source_name=source.name), Reject):
                     count.rejected += 1
                     count.rejected_by_reason[example.reason.value] = (
