@@ -19,6 +19,9 @@ def show(
     segment: Annotated[
         int | None, typer.Option("--segment", min=0, metavar="J", help="Only this segment of the pack.")
     ] = None,
+    why: Annotated[
+        bool, typer.Option("--why", help="Also why each token is trained or not; reads the sources again.")
+    ] = False,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained page instead.")
     ] = None,
@@ -29,12 +32,12 @@ def show(
     \b
     Examples:
       packsvc show out
-      packsvc show out --pack 12 --segment 3
+      packsvc show out --pack 12 --segment 3 --why
       packsvc show out --pack 12 --html pack.html
     """
     from packsvc.view import show as run
 
-    view = run(out, pack=pack, segment=segment)
+    view = run(out, pack=pack, segment=segment, why=why)
     if html is not None:
         html.write_text(view.to_html(), encoding="utf-8")
         typer.echo(f"wrote {html}", err=True)

@@ -21,7 +21,10 @@ def validate(
         int | None, typer.Option("--sample", min=1, metavar="N", help="With --against-sources: N rows at most.")
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", min=0, metavar="N", help="CPUs of an embedded Ray; 0: in this process.")
+        int,
+        typer.Option(
+            "--workers", min=0, metavar="N", help="N at a time: shards in threads, sources on an embedded Ray."
+        ),
     ] = 0,
     address: Address = None,
     as_json: AsJson = False,

@@ -22,7 +22,7 @@ from packsvc.storage import Store
 from packsvc.types import Counts, EncodedBatch, Piece, PieceKind
 from packsvc.validation.digests import ROW_BITS, SegmentDigests, Wanted
 from packsvc.validation.fresh import FreshRows, FreshSetting, encode_piece, encoded
-from packsvc.validation.parallel import run_over
+from packsvc.validation.parallel import Work, run_over
 from packsvc.validation.rejects import REASONS, RejectKeys
 from packsvc.validation.report import KEPT_PER_UNIT, Failure, Findings
 from packsvc.validation.source_pieces import check_unchanged, pieces_of, sampled_pieces, setting_of
@@ -65,7 +65,9 @@ class Comparison:
         keys = [p.file << ROW_BITS | row for p in self.pieces for row in p.take or ()] if self.sampled else None
         self.wanted = Wanted(row_keys=None if keys is None else np.array(sorted(keys), dtype=np.int64))
 
-    def run(self, packed: SegmentDigests, rejects: RejectKeys, findings: Findings, *, address: str | None) -> None:
+    def run(
+        self, packed: SegmentDigests, rejects: RejectKeys, findings: Findings, *, workers: int, address: str | None
+    ) -> None:
         """Encode and compare; what differs becomes a finding of the check `sources`."""
         packed = packed.sorted()
         seen = np.zeros(len(packed.row_key), dtype=np.bool_)
@@ -80,7 +82,9 @@ class Comparison:
         judged = np.zeros(len(recorded.row_key), dtype=np.bool_)
         counts: dict[str, Counts] = {}
         encode = partial(encode_piece, setting=self.setting)
-        for piece, fresh in zip(self.pieces, run_over(encode, self.pieces, workers=0, address=address), strict=True):
+        for piece, fresh in zip(
+            self.pieces, run_over(encode, self.pieces, work=Work.PYTHON, workers=workers, address=address), strict=True
+        ):
             findings.saw("sources", fresh.counts.rows, "rows")
             counts.setdefault(fresh.source, Counts()).add(fresh.counts)
             self._segments(piece, fresh, packed, seen, findings)

@@ -1,37 +1,56 @@
 """Run one function over many items: here, in threads, or as Ray tasks; results come in the order of the items.
 
-Threads are enough on one machine for shards, since decompressing, hashing and numpy let go of the interpreter.
-A few items are in flight at a time, so that results of shards that wait for an earlier one stay few.
+Threads are enough on one machine where the work is decompressing, hashing and numpy, which let go of the
+interpreter; encoding does not, so it goes to Ray's processes. A few items are in flight at a time, so that
+results which wait for an earlier one stay few.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum
 from typing import Any, TypeVar
 
 from packsvc.errors import ClusterError
 
 T = TypeVar("T")
 R = TypeVar("R")
+CONNECT_SECONDS = 20.0
+START_SECONDS = "120"
+"""A busy machine takes longer than Ray's own patience of 30 s to start."""
+WORKER_ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
-def run_over(function: Callable[[T], R], items: Sequence[T], *, workers: int, address: str | None) -> Iterator[R]:
+class Work(Enum):
+    """What the function spends its time on."""
+
+    ARRAYS = "arrays"
+    """Threads are enough."""
+    PYTHON = "python"
+    """Processes are needed."""
+
+
+def run_over(
+    function: Callable[[T], R], items: Sequence[T], *, work: Work, workers: int, address: str | None
+) -> Iterator[R]:
     """Results of `function` for every item, in order.
 
     Args:
-        workers: 0 or 1: in this thread; more: so many threads.
-        address: Of a Ray cluster; then `workers` is the number of tasks in flight (0: its CPUs).
+        workers: 0 or 1: in this thread; more: so many at a time, in threads or on an embedded Ray.
+        address: Of a Ray cluster; then `workers` is the number of tasks in flight (0: twice its CPUs).
 
     Raises:
-        ClusterError: The cluster does not answer.
+        ClusterError: The cluster does not answer, or a worker died again and again.
     """
-    if address is not None:
-        return _on_ray(function, items, workers=workers, address=address)
-    if workers > 1 and len(items) > 1:
+    if address is None and (workers <= 1 or len(items) <= 1):
+        return (function(item) for item in items)
+    if address is None and work is Work.ARRAYS:
         return _in_threads(function, items, workers=workers)
-    return (function(item) for item in items)
+    return _on_ray(function, items, workers=workers, address=address)
 
 
 def _in_threads(function: Callable[[T], R], items: Sequence[T], *, workers: int) -> Iterator[R]:
@@ -45,19 +64,19 @@ def _in_threads(function: Callable[[T], R], items: Sequence[T], *, workers: int)
             yield waiting.popleft().result()
 
 
-def _on_ray(function: Callable[[T], R], items: Sequence[T], *, workers: int, address: str) -> Iterator[R]:
-    import ray as untyped_ray
+def _on_ray(function: Callable[[T], R], items: Sequence[T], *, workers: int, address: str | None) -> Iterator[R]:
+    import ray as untyped
 
-    ray: Any = untyped_ray
-    if not ray.is_initialized():
-        try:
-            ray.init(address=address, log_to_driver=False)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise ClusterError(f"no Ray cluster answers at {address}: {' '.join(str(error).split())}") from error
-    window = 2 * (workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
-    task = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(function)
-    waiting: deque[Any] = deque()
+    ray: Any = untyped
+    mine = _start(ray, workers=workers, address=address)
     try:
+        window = workers or 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+        def call(item: T) -> R:  # ray takes functions only, no partial ones
+            return function(item)
+
+        task = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(call)
+        waiting: deque[Any] = deque()
         for item in items:
             if len(waiting) >= window:
                 yield ray.get(waiting.popleft())
@@ -67,4 +86,38 @@ def _on_ray(function: Callable[[T], R], items: Sequence[T], *, workers: int, add
     except ray.exceptions.RayTaskError as error:
         raise (error.cause if isinstance(error.cause, Exception) else error) from error
     except ray.exceptions.RayError as error:
-        raise ClusterError(f"the Ray cluster at {address} failed: {' '.join(str(error).split())[:500]}") from error
+        words = " ".join(str(error).split())[:500]
+        raise ClusterError(f"Ray at {address or 'local'} failed: {words}; validate again") from error
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def _start(ray: Any, *, workers: int, address: str | None) -> bool:
+    """Connect, unless this process is connected already; whether there is something to shut down."""
+    if ray.is_initialized():
+        return False
+    if address is not None:
+        _check_answers(address)
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", START_SECONDS)
+    quiet = {"log_to_driver": False, "logging_level": "ERROR", "runtime_env": {"env_vars": WORKER_ENVIRONMENT}}
+    try:
+        if address is None:
+            ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        words = " ".join(str(error).split())
+        raise ClusterError(f"Ray at {address or 'local'}: no cluster could be reached or started: {words}") from error
+    return True
+
+
+def _check_answers(address: str) -> None:
+    """Raises ClusterError when nothing listens at host:port; Ray itself would go on asking for many minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto", "local" and the like: Ray knows at once
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ClusterError(f"Ray at {address}: no cluster could be reached: {error}") from error

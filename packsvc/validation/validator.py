@@ -23,7 +23,7 @@ from packsvc.shards import PLAN, Manifest, ShardEntry
 from packsvc.storage import Store
 from packsvc.validation.accounts import PackSums, check_accounts, check_manifest, check_pack_counts, check_sources
 from packsvc.validation.digests import SegmentDigests, Wanted, row_keys
-from packsvc.validation.parallel import run_over
+from packsvc.validation.parallel import Work, run_over
 from packsvc.validation.provenance import Origins, check_provenance, find_segment
 from packsvc.validation.rejects import RejectKeys, read_reject_keys
 from packsvc.validation.report import Findings, Report
@@ -51,8 +51,9 @@ def validate(
         out: Folder or URL that a job wrote.
         against_sources: Also read the inputs again, encode them by the slow method and compare.
         sample: With `against_sources`: so many rows, drawn by the job's seed; None: all.
-        workers: Threads over shards; 0: none.
-        address: Run on the Ray cluster there.
+        workers: How many shards, and pieces of the sources, at a time: shards in threads, sources on an embedded
+            Ray; 0: one after the other, in this thread.
+        address: Of a Ray cluster to run both on instead.
         storage_options: For fsspec.
 
     Returns:
@@ -76,10 +77,10 @@ def validate(
     check = partial(
         check_task, store=output.store, facts=output.facts, wanted=comparison.wanted if comparison is not None else None
     )
-    results = run_over(check, output.tasks, workers=workers, address=address)
+    results = run_over(check, output.tasks, work=Work.ARRAYS, workers=workers, address=address)
     digests = check_results(output, results, rejects, findings)
     if comparison is not None:
-        comparison.run(digests, rejects, findings, address=address)
+        comparison.run(digests, rejects, findings, workers=workers, address=address)
     return Report(
         output=output.store.url,
         plan_id=output.manifest.plan_id,

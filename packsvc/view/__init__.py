@@ -1,7 +1,8 @@
 """View: a pack, or an example before it is packed, as a person reads it.
 
 `showing` reads the pack and finds its tokenizer, `words` turns ids into exact texts, `visible` shows what cannot
-be seen, `text` and `page` lay it out for terminals and browsers; `records` is what they share.
+be seen, `reasons` reads the sources again for why a token is trained, `text` and `page` lay it out for terminals
+and browsers; `records` is what they share.
 """
 
 from packsvc.view.records import PackView, SegmentView, TokenView

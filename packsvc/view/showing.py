@@ -6,11 +6,12 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from packsvc.config import parse_job
 from packsvc.encode import LoadedTokenizer, load_tokenizer
-from packsvc.errors import ConfigError, EncodeError
+from packsvc.errors import ConfigError, EncodeError, PacksvcError
 from packsvc.shards import PLAN, Manifest, ShardReader
 from packsvc.storage import Store
 from packsvc.types import PackColumns
@@ -23,6 +24,7 @@ def show(
     pack: int = 0,
     segment: int | None = None,
     *,
+    why: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> PackView:
     """One pack as a person reads it.
@@ -31,6 +33,7 @@ def show(
         out: Folder or URL that a job wrote.
         pack: Number over all shards in manifest order.
         segment: Only this one of its segments; None: all.
+        why: Also tell why each token is trained or not; reads the sources again.
         storage_options: For fsspec.
 
     Raises:
@@ -52,6 +55,9 @@ def show(
         raise ConfigError(f"pack {pack} has no segment {segment}; there are {count}, numbered from 0")
     words, notes = words_of(store, manifest)
     chosen = range(count) if segment is None else [segment]
+    segments = [_segment(columns, manifest, number, words) for number in chosen]
+    if why:
+        segments = with_reasons(segments, store, notes)
     return PackView(
         output=store.url,
         pack=pack,
@@ -62,7 +68,7 @@ def show(
         num_segments=count,
         num_tokens=int(columns.num_tokens[0]),
         num_loss_tokens=int(columns.num_loss_tokens[0]),
-        segments=[_segment(columns, manifest, number, words) for number in chosen],
+        segments=segments,
         notes=notes,
     )
 
@@ -97,6 +103,33 @@ def view_example(
 ) -> SegmentView:
     """An encoded example that is not packed yet, for a dry run; arguments as those of `view_tokens`."""
     return SegmentView(tokens=view_tokens(ids, weights, words=words_from(loaded), why=why))
+
+
+def with_reasons(segments: Sequence[SegmentView], store: Store, notes: list[str]) -> list[SegmentView]:
+    """The same segments with the reason of every token; what stands in the way is noted."""
+    from packsvc.view.reasons import Reasons
+
+    try:
+        reasons = Reasons(store)
+    except PacksvcError as error:
+        notes.append(f"there are no reasons: {error}")
+        return list(segments)
+    out: list[SegmentView] = []
+    for segment in segments:
+        try:
+            found = reasons.of(
+                [token.id for token in segment.tokens],
+                file=int(segment.file or 0),
+                row=int(segment.row or 0),
+                part=int(segment.part or 0),
+            )
+        except PacksvcError as error:
+            notes.append(f"segment {segment.number} has no reasons: {error}")
+            out.append(segment)
+        else:
+            tokens = [replace(token, why=why) for token, why in zip(segment.tokens, found, strict=True)]
+            out.append(replace(segment, tokens=tokens))
+    return out
 
 
 def words_from(loaded: LoadedTokenizer) -> Words:
