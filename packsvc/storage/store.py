@@ -330,7 +330,8 @@ class Store:
 
 def file_info(name: str, info: Mapping[str, Any]) -> FileInfo:
     """An fsspec info dict as a `FileInfo`."""
-    mtime = info.get("mtime", info.get("LastModified", info.get("created")))
+    named = ("mtime", "LastModified", "last_modified", "created")
+    mtime = next((info[key] for key in named if info.get(key) is not None), None)
     if hasattr(mtime, "timestamp"):
         mtime = mtime.timestamp()
     etag = info.get("ETag", info.get("etag"))
