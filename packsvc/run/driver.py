@@ -223,7 +223,7 @@ class Run:
         if worked:
             progress.stage = "finishing"
             self.reporter.beat(progress, force=True)
-        manifest = self._finish(plan, groups)
+        manifest = self._finish(plan, groups, files)
         if worked:
             self._remove_recut(plan)
             progress.stage = "done"
@@ -232,14 +232,16 @@ class Run:
             self.watch(Event(kind="done", progress=progress))
         return manifest
 
-    def _finish(self, plan: Plan, groups: Sequence[int]) -> Manifest:
+    def _finish(self, plan: Plan, groups: Sequence[int], files: Mapping[str, int]) -> Manifest:
         if self.store.info(MANIFEST_NAME) is not None:
             manifest = Manifest.load(self.store)
             if manifest.plan_id != plan.plan_id:
                 raise StateError(
                     f"{self.store.url}: its manifest is of plan {manifest.plan_id[:12]}, not {plan.plan_id[:12]}"
                 )
-            return manifest
+            if all(files.get(t.path) == t.size_bytes for t in manifest.tables.values()):
+                return manifest
+            self.reporter.warn("a table that the manifest names is gone or cut; the tables are made again")
         return write_manifest(plan, groups, self.store)
 
     def _note(

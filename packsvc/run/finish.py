@@ -67,6 +67,7 @@ def write_manifest(plan: Plan, groups: Sequence[int], store: Store) -> Manifest:
         CheckError: The accounts do not close: a bug, and no manifest is written.
         ConflictError: A manifest of other content is there.
     """
+    plan = Plan.loads(plan.dumps())  # its keys in the order of the file, as a resumed run has them
     shards: list[dict[str, Any]] = []
     rejects: list[dict[str, Any]] = []
     sources: dict[str, dict[str, Any]] = {s.name: _empty_source() for s in plan.job.sources}
@@ -97,7 +98,7 @@ def write_manifest(plan: Plan, groups: Sequence[int], store: Store) -> Manifest:
     }
     tree = {**tree, "tables": tables}
     data = json.dumps(tree, indent=1, ensure_ascii=False).encode() + b"\n"
-    if not store.put_if_absent(MANIFEST_NAME, data) and store.read(MANIFEST_NAME) != data:
+    if not store.put_if_absent(MANIFEST_NAME, data) and json.loads(store.read(MANIFEST_NAME)) != tree:
         raise ConflictError(
             f"{store.describe(MANIFEST_NAME)}: a manifest with other content exists; it was not touched"
         )

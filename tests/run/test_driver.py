@@ -93,6 +93,16 @@ def test_a_shard_that_is_gone_is_made_again_with_the_same_bytes(job, tmp_path):
     assert path.read_bytes() == data
 
 
+def test_a_manifest_or_a_table_that_is_gone_is_made_again_with_the_same_bytes(job, tmp_path):
+    run(job)
+    for name in ("manifest.json", "packs.parquet", "lengths.parquet"):
+        path = tmp_path / "out" / name
+        data = path.read_bytes()
+        path.unlink()
+        run(job)
+        assert path.read_bytes() == data, name
+
+
 def test_another_job_on_the_same_output_is_refused_and_told_what_differs(job, tmp_path):
     run(job)
     before = shard_bytes(tmp_path / "out")
