@@ -1,8 +1,8 @@
 """Shards: packs -> Parquet files -> packs, and the manifest that names them.
 
 `layout` says what a shard is, `columns` turns packs into Arrow tables and back, `writer` makes whole files,
-`reader` reads and checks them, `manifest` (with `entries` and `parsing`) is the record of all of them,
-`reject_files` keeps what was not packed.
+`reader` reads and checks them, `pages` reads any packs of them in any order, `manifest` (with `entries` and
+`parsing`) is the record of all of them, `reject_files` keeps what was not packed.
 """
 
 from packsvc.shards.columns import from_tables, to_table
@@ -22,7 +22,9 @@ from packsvc.shards.layout import (
     shard_of_path,
 )
 from packsvc.shards.manifest import MANIFEST, PACK_KEYS, PLAN, SOURCE_KEYS, TOTAL_KEYS, Manifest
+from packsvc.shards.pages import PackPages, PageReader
 from packsvc.shards.reader import ShardReader
+from packsvc.shards.recent import RecentlyUsed
 from packsvc.shards.reject_files import REJECT_SCHEMA, read_rejects, write_rejects
 from packsvc.shards.writer import write_shard
 
@@ -39,6 +41,9 @@ __all__ = [
     "TOTAL_KEYS",
     "InputEntry",
     "Manifest",
+    "PackPages",
+    "PageReader",
+    "RecentlyUsed",
     "RejectEntry",
     "ShardEntry",
     "ShardMeta",

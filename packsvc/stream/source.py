@@ -1,35 +1,36 @@
 """The packs of one output by number: counts first, rows after, each shard checked when it is first touched.
 
-This is the plain path through pyarrow: it decodes whole row groups and keeps the last used ones, up to a limit in
-bytes. `counts` and `rows` are all that the stream asks for; a faster reader of the same files need give no more.
-
-Safe under several threads: a shard is read by one at a time, different shards at the same time.
+Packs are read page by page, in any order; what a shard needs in memory is its counts and where its pages are.
+Safe under several threads, which may read the same shard at the same time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packsvc.errors import DamageError
-from packsvc.shards import COUNT_COLUMNS, Manifest, ShardReader
+from packsvc.shards import Manifest, PackPages, PageReader, RecentlyUsed, ShardReader
 from packsvc.storage import Store
 from packsvc.stream.cache import ShardCache
-from packsvc.stream.geometry import check_geometry
-from packsvc.types import PackColumns
+from packsvc.stream.geometry import check_packs
 
-CACHE_BYTES = 256 << 20
-"""Decoded row groups kept in memory, for each output."""
+CACHE_BYTES = 64 << 20
+"""Packs decoded beside those asked for, kept in memory for each output: where a page holds several, or a shard is in
+a form that only pyarrow reads."""
 COUNT_BYTES = 64 << 20
 MAX_OPEN_SHARDS = 64
 
 V = TypeVar("V")
+Counts = dict[str, NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class PackCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackRow:
-    """One pack; the arrays are views into a cache and are not to be written to."""
+    """One pack; the arrays are views and are not to be written to."""
 
     input_ids: NDArray[np.int32]
     """(seq_len,)"""
@@ -55,35 +56,6 @@ class PackRow:
     """(num_segments + 1,): 0 first, the number of real tokens last."""
 
 
-class RecentlyUsed(Generic[V]):
-    """Values by key up to a number of bytes, least recently used out first. The newest always stays."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._lock = threading.Lock()
-        self._held: OrderedDict[Any, tuple[V, int]] = OrderedDict()
-        self._size = 0
-
-    def get(self, key: Any) -> V | None:
-        """The value, now the most recently used; None where there is none."""
-        with self._lock:
-            found = self._held.get(key)
-            if found is None:
-                return None
-            self._held.move_to_end(key)
-            return found[0]
-
-    def put(self, key: Any, value: V, size_bytes: int) -> None:
-        """Keep a value, and let go of the oldest ones over the limit."""
-        with self._lock:
-            old = self._held.pop(key, None)
-            self._size += size_bytes - (old[1] if old else 0)
-            self._held[key] = (value, size_bytes)
-            while self._size > self._limit and len(self._held) > 1:
-                _, (_, size) = self._held.popitem(last=False)
-                self._size -= size
-
-
 class PackSource:
     """One output, opened in this process."""
 
@@ -93,16 +65,18 @@ class PackSource:
         self._is_remote = not store.is_local
         self._max_open = MAX_OPEN_SHARDS if cache is None else min(MAX_OPEN_SHARDS, cache.num_shards)
         held = store if cache is None else cache.store
+        self._kept: RecentlyUsed[list[PackPages]] = RecentlyUsed(CACHE_BYTES)
         self._readers = [
-            ShardReader(held, entry, plan_id=manifest.plan_id, seq_len=manifest.seq_len) for entry in manifest.shards
+            PageReader(ShardReader(held, entry, plan_id=manifest.plan_id, seq_len=manifest.seq_len), self._kept)
+            for entry in manifest.shards
         ]
         self._locks = [threading.Lock() for _ in self._readers]
         self._opened: OrderedDict[int, None] = OrderedDict()
+        self._busy = [0] * len(self._readers)
         self._opened_lock = threading.Lock()
-        self._counts: RecentlyUsed[dict[str, NDArray[np.int64]]] = RecentlyUsed(COUNT_BYTES)
-        self._groups: RecentlyUsed[PackColumns] = RecentlyUsed(CACHE_BYTES)
+        self._counts: RecentlyUsed[Counts] = RecentlyUsed(COUNT_BYTES)
 
-    def touch(self, shard: int) -> dict[str, NDArray[np.int64]]:
+    def touch(self, shard: int) -> Counts:
         """The small columns of a shard, after its size, metadata and sums were compared with the manifest.
 
         Raises:
@@ -120,17 +94,12 @@ class PackSource:
         Raises:
             DamageError: A shard is not what the manifest says; the message names it and a pack asked for.
         """
-        shards, inside = self._locate(packs)
         names = ("num_tokens", "num_loss_tokens", "sum_squared_lengths")
         values = {name: np.empty(len(packs), dtype=np.int64) for name in names}
-        for shard in np.unique(shards):
-            chosen = shards == shard
-            try:
-                columns = self.touch(int(shard))
-            except DamageError as error:
-                raise DamageError(f"pack {int(packs[chosen].min())} cannot be read: {error}") from error
+        for shard, places, inside in self._by_shard(packs):
+            columns = self._touch_for(shard, packs[places])
             for name in names:
-                values[name][chosen] = columns[name][inside[chosen]]
+                values[name][places] = columns[name][inside]
         return PackCounts(**values)
 
     def rows(self, packs: NDArray[np.int64]) -> list[PackRow]:
@@ -139,8 +108,16 @@ class PackSource:
         Raises:
             DamageError: A shard, a page or a pack is damaged; the message names shard and pack.
         """
-        shards, inside = self._locate(packs)
-        return [self._row(int(p), int(s), int(i)) for p, s, i in zip(packs, shards, inside, strict=True)]
+        rows: list[PackRow] = [_NOTHING] * len(packs)
+        for shard, places, inside in self._by_shard(packs):
+            counts = self._touch_for(shard, packs[places])
+            try:
+                found = self._read(shard, partial(self._read_rows, inside=inside, counts=counts))
+            except DamageError as error:
+                raise DamageError(self._name(shard, packs[places], inside, counts, error)) from error
+            for place, row in zip(places.tolist(), found, strict=True):
+                rows[place] = row
+        return rows
 
     def close(self) -> None:
         """Let go of all files."""
@@ -148,88 +125,116 @@ class PackSource:
             with self._locks[shard]:
                 self._close(shard)
 
-    def _locate(self, packs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _by_shard(self, packs: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """For each shard: which of these packs are in it, and their numbers there."""
         offsets = self._manifest.pack_offsets
         shards = np.searchsorted(offsets, packs, side="right") - 1
-        return shards, packs - offsets[shards]
+        inside = packs - offsets[shards]
+        for shard in sorted(set(shards.tolist())):
+            places = np.flatnonzero(shards == shard)
+            yield shard, places, inside[places]
 
-    def _row(self, pack: int, shard: int, inside: int) -> PackRow:
+    def _touch_for(self, shard: int, packs: NDArray[np.int64]) -> Counts:
         try:
-            self.touch(shard)
-            first, group = self._read(shard, lambda reader: self._read_group(shard, reader, inside))
+            return self.touch(shard)
         except DamageError as error:
-            raise DamageError(f"pack {pack} cannot be read: {error}") from error
-        i = inside - first
-        start = int(group.cu_offsets[i])
-        return PackRow(
-            input_ids=group.input_ids[i],
-            loss_mask=group.loss_mask[i],
-            loss_weight=None if group.loss_weight is None else group.loss_weight[i],
-            boundaries=group.cu_seqlens[start : start + int(group.num_segments[i]) + 1],
-        )
+            raise DamageError(f"pack {int(packs.min())} cannot be read: {error}") from error
 
-    def _read(self, shard: int, read: Callable[[ShardReader], V]) -> V:
-        """Read from one shard; where it was fetched from afar and is damaged, fetch it once more."""
-        with self._locks[shard]:
+    def _name(
+        self, shard: int, packs: NDArray[np.int64], inside: NDArray[np.int64], counts: Counts, error: DamageError
+    ) -> str:
+        """What to say of packs that could not be read together: which is the first that cannot be read alone."""
+        for pack, number in zip(packs.tolist(), inside.tolist(), strict=True):
             try:
-                self._use(shard)
-                return read(self._readers[shard])
+                self._read_rows(self._readers[shard], np.array([number]), counts)
+            except DamageError as alone:
+                return f"pack {pack} cannot be read: {alone}"
+        return f"pack {int(packs.min())} or one near it cannot be read: {error}"
+
+    def _read(self, shard: int, read: Callable[[PageReader], V]) -> V:
+        """Read from one shard; where it was fetched from afar and is damaged, fetch it once more."""
+        reader = self._readers[shard]
+        with self._at_hand(shard):
+            try:
+                return read(reader)
             except DamageError:
                 if not self._is_remote:
                     raise
-            self._close(shard)
-            if self._cache is not None:
-                self._cache.forget(self._readers[shard].entry)
-            self._use(shard)
-            return read(self._readers[shard])
+            with self._locks[shard]:
+                reader.close()
+                if self._cache is not None:
+                    self._cache.forget(reader.shard.entry)
+                    self._cache.fetch(reader.shard.entry)
+            return read(reader)
 
-    def _read_counts(self, reader: ShardReader) -> dict[str, NDArray[np.int64]]:
-        packs = reader.read(columns=COUNT_COLUMNS)
-        found = {name: getattr(packs, name).astype(np.int64) for name in COUNT_COLUMNS}
+    def _read_counts(self, reader: PageReader) -> Counts:
+        found = reader.counts()
         for name in ("num_segments", "num_tokens", "num_loss_tokens"):
-            total, expected = int(found[name].sum()), getattr(reader.entry, name)
+            total, expected = int(found[name].sum()), getattr(reader.shard.entry, name)
             if total != expected:
-                raise DamageError(f"{reader.where}: {name} adds up to {total}, the manifest says {expected}")
+                raise DamageError(f"{reader.shard.where}: {name} adds up to {total}, the manifest says {expected}")
         return found
 
-    def _read_group(self, shard: int, reader: ShardReader, inside: int) -> tuple[int, PackColumns]:
-        """The decoded row group that holds a pack, and the number of its first pack inside the shard."""
-        offsets = reader.row_group_offsets
-        group = int(np.searchsorted(offsets, inside, side="right")) - 1
-        first, stop = int(offsets[group]), int(offsets[group + 1])
-        found = self._groups.get((shard, group))
-        if found is None:
-            columns = ["input_ids", "loss_mask", "cu_seqlens"] + ["loss_weight"] * reader.loss_weights
-            found = reader.read(first, stop, columns=columns)
-            check_geometry(found, where=reader.where, first_pack=first)
-            size = found.input_ids.nbytes + found.loss_mask.nbytes + found.cu_seqlens.nbytes
-            size += 0 if found.loss_weight is None else found.loss_weight.nbytes
-            self._groups.put((shard, group), found, size)
-        return first, found
+    def _read_rows(self, reader: PageReader, inside: NDArray[np.int64], counts: Counts) -> list[PackRow]:
+        found = reader.read(inside, counts)
+        of = {name: column[inside] for name, column in counts.items()}
+        check_packs(found, of, where=reader.shard.where, numbers=inside)
+        return [
+            PackRow(
+                input_ids=pack.input_ids,
+                loss_mask=pack.loss_mask,
+                loss_weight=pack.loss_weight,
+                boundaries=pack.cu_seqlens[: num_segments + 1],
+            )
+            for pack, num_segments in zip(found, of["num_segments"].tolist(), strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def _at_hand(self, shard: int) -> Iterator[None]:
+        """Have a shard open, or ready to be opened, while the block runs."""
+        with self._opened_lock:
+            self._busy[shard] += 1
+        try:
+            with self._locks[shard]:
+                self._use(shard)
+            yield
+        finally:
+            with self._opened_lock:
+                self._busy[shard] -= 1
 
     def _use(self, shard: int) -> None:
-        """Have a shard at hand, and keep the number of open files bounded. Called with the shard's lock held."""
+        """Keep the number of open files bounded, and fetch the shard where it is far. With the shard's lock held."""
         with self._opened_lock:
             is_open = shard in self._opened
             self._opened[shard] = None
             self._opened.move_to_end(shard)
-            spare = list(self._opened)[: max(0, len(self._opened) - self._max_open)]
+            spare = [] if is_open else list(self._opened)[: max(0, len(self._opened) - self._max_open)]
         if is_open:
             return
         for other in spare:
             # One that another thread is reading is passed over; its turn comes.
             if other != shard and self._locks[other].acquire(blocking=False):
                 try:
-                    self._close(other)
+                    if not self._busy[other]:
+                        self._close(other)
                 finally:
                     self._locks[other].release()
         if self._cache is not None:
-            self._cache.fetch(self._readers[shard].entry)
+            self._cache.fetch(self._readers[shard].shard.entry)
 
     def _close(self, shard: int) -> None:
         """Called with the shard's lock held."""
-        self._readers[shard].close()
+        reader = self._readers[shard]
+        reader.close()
         if self._cache is not None:
-            self._cache.release(self._readers[shard].entry)
+            self._cache.release(reader.shard.entry)
         with self._opened_lock:
             self._opened.pop(shard, None)
+
+
+_NOTHING = PackRow(
+    input_ids=np.zeros(0, np.int32),
+    loss_mask=np.zeros(0, np.bool_),
+    loss_weight=None,
+    boundaries=np.zeros(1, np.int32),
+)

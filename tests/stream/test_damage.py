@@ -237,4 +237,4 @@ def test_more_shards_than_open_files(tmp_path, monkeypatch):
         stream = PackStream(out.path, threads=threads)
         assert sorted(p for batch in stream for p in batch.pack_indices) == list(range(14))
         source = stream._maker._sources[0]
-        assert sum(reader._file is not None for reader in source._readers) <= 4
+        assert sum(reader.is_open for reader in source._readers) <= 4
