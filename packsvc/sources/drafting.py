@@ -219,7 +219,7 @@ def write_job(sources: Sequence[SourceDraft], tokenizer: str, *, folder: str, dr
         "splits: {train: 1.0}        # for example {train: 0.98, valid: 0.02}",
         "train_on: assistant         # assistant, last_assistant or all",
         "seq_len: 4096               # tokens in a pack",
-        "overlong: reject            # what becomes of rows above seq_len; reject or truncate_right",
+        "overlong: reject            # rows above seq_len: reject, truncate_right, drop_turns, split or error",
         "seed: 0",
         "output: ./out",
     ]

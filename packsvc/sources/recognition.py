@@ -59,6 +59,10 @@ def recognise(rows: Sequence[RawRow], source: Source) -> Reading:
     votes = Counter(filter(None, (_vote(record, columns) for record in records)))
     if not rows:
         return Reading(format=Format.MESSAGES, columns=columns, why="there is no row to look at")
+    column = columns.get("messages", "messages")
+    if not votes and any(column in record for record in records):
+        why = f"rows have `{column}`, though none of those looked at holds a conversation"
+        return Reading(format=Format.MESSAGES, columns={**columns, "messages": column}, why=why)
     if not votes:
         raise SourceError(f"source {source.name!r}: {_nothing(rows, records)}; {_WHAT_TO_WRITE}")
     if len({(vote.format, vote.column) for vote in votes}) > 1:

@@ -74,6 +74,11 @@ def test_what_is_not_recognised_lists_the_columns_and_what_to_write() -> None:
         recognise(broken, source())
 
 
+def test_rows_whose_messages_hold_nothing_are_read_and_rejected_one_by_one() -> None:
+    reading = found({"messages": []}, {"messages": None}, {"messages": "x", "id": 1})
+    assert (reading.format, reading.columns) == (Format.MESSAGES, {"messages": "messages"})
+
+
 def test_a_field_that_is_not_ours_is_refused() -> None:
     with pytest.raises(SourceError, match="'message' is no field of ours; known: messages"):
         found(chat(), columns={"message": "x"})
