@@ -236,7 +236,10 @@ class Store:
     def publish_file(self, name: str, path: str) -> None:
         """Like `publish`, from a local file; its content never stands in memory whole."""
         if not self.is_local:
-            retrying(self.describe(name), lambda: self.fs.put_file(path, self.path(name)))
+            try:
+                retrying(self.describe(name), lambda: self.fs.put_file(path, self.path(name)))
+            except FileNotFoundError as error:
+                raise StorageError(f"{self.describe(name)}: there is no such bucket or folder") from error
             return
         final = self.path(name)
         temporary = f"{final}.{os.getpid()}-{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}"

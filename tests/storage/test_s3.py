@@ -13,6 +13,7 @@ from packsvc.errors import StorageError
 from packsvc.storage import Store
 from tests.objectstore import ANYTIME, READ_TIMEOUT_SECONDS, Bucket, Fault, stored
 
+boto3 = pytest.importorskip("boto3")
 s3fs = pytest.importorskip("s3fs")
 HASTY = {"config_kwargs": {"read_timeout": READ_TIMEOUT_SECONDS}}
 WHOLE = os.urandom(1 << 20)
@@ -54,18 +55,27 @@ def test_files_go_there_and_back(store: Store, s3: Bucket) -> None:
 
 
 def test_a_listing_sees_at_once_what_others_did(store: Store, s3: Bucket) -> None:
-    other = Store(f"{s3.url}/out")
-    assert store.list() == []
-    assert store.info("a") is None
-    other.publish("a", b"1")
-    assert [f.name for f in store.list()] == ["a"]
-    other.publish("a", b"22")
-    found = store.info("a")
+    """Others are on other machines: they share nothing with us but the bucket."""
+    other = boto3.client("s3", endpoint_url=s3.direct)
+    where = {"Bucket": s3.url.removeprefix("s3://")}
+    store.publish("commits/0", b"0")
+
+    def seen() -> dict[str, int]:
+        return {f.name: f.size_bytes for f in store.list()}
+
+    assert seen() == {"commits/0": 1}
+    assert store.info("commits/1") is None
+    other.put_object(**where, Key="out/commits/1", Body=b"1")
+    assert seen() == {"commits/0": 1, "commits/1": 1}
+    assert store.info("commits/1") is not None
+    other.put_object(**where, Key="out/commits/1", Body=b"22")
+    assert seen() == {"commits/0": 1, "commits/1": 2}
+    found = store.info("commits/1")
     assert found is not None
     assert found.size_bytes == 2
-    other.remove("a")
-    assert store.list() == []
-    assert store.info("a") is None
+    other.delete_object(**where, Key="out/commits/1")
+    assert seen() == {"commits/0": 1}
+    assert store.info("commits/1") is None
 
 
 def test_of_many_who_put_at_once_exactly_one_wins(s3: Bucket) -> None:
@@ -176,7 +186,7 @@ def test_a_large_upload_that_dies_midway_never_shows_a_short_file(
     assert stored(s3) == {"out/shards/a.parquet": large}
 
 
-def test_a_bucket_that_is_not_there_is_told(s3: Bucket) -> None:
+def test_a_bucket_that_is_not_there_is_told(s3: Bucket, tmp_path: Path) -> None:
     gone = Store("s3://never-made-bucket/out")
     assert gone.list() == []
     with pytest.raises(FileNotFoundError):
@@ -184,6 +194,9 @@ def test_a_bucket_that_is_not_there_is_told(s3: Bucket) -> None:
     for verb in ("publish", "put_if_absent"):
         with pytest.raises(StorageError, match="s3://never-made-bucket/out/a: there is no such bucket"):
             getattr(gone, verb)("a", b"1")
+    (tmp_path / "a").write_bytes(b"1")
+    with pytest.raises(StorageError, match="there is no such bucket"):
+        gone.publish_file("a", str(tmp_path / "a"))
 
 
 def test_a_server_that_is_gone_is_told(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
