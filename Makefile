@@ -35,7 +35,7 @@ demo: $(STAMP)
 	@PATH="$(abspath $(BIN)):$$PATH" bash pipelines/quickstart/demo.sh
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: lint test
 
