@@ -24,6 +24,8 @@ WINDOW_PER_CPU = 2
 WAIT_SECONDS = 5.0
 STALL_SECONDS = 120.0
 SYSTEM_RETRIES = 5
+START_SECONDS = "150"
+"""Ray itself gives up after 30 s, which a busy machine may need."""
 WORKER_ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 Say = Callable[[str], None]
@@ -91,6 +93,7 @@ class OnRay:
         }
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", START_SECONDS)
         try:
             with _own_sigterm():
                 if address is None:

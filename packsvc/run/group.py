@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from packsvc.storage import Store
 from packsvc.types import Counts, EncodedBatch, Example, Piece, Placement, Reason, Reject
 
 BATCH_ROWS = 1024
+COUNT_TOKENS = 1 << 20
 BATCH_BYTES = 8_000_000
 """A batch ends at the row that fills it: its text and what is made of it are held at once."""
 
@@ -279,7 +281,7 @@ def _source_records(
 ) -> dict[str, Any]:
     """Counts of rows, segments and tokens by source; what is sent to the last round is in them."""
     lengths = np.diff(batch.offsets)
-    loss = np.add.reduceat(batch.loss_mask, batch.offsets[:-1], dtype=np.int64) if batch.num_segments else lengths
+    loss = loss_counts(batch)
     by_file = {i: f.source for i, f in enumerate(plan.inputs)}
     names = np.array([by_file[int(f)] for f in np.unique(batch.file)], dtype=object)
     which = names[np.searchsorted(np.unique(batch.file), batch.file)] if len(names) else np.zeros(0, object)
@@ -295,6 +297,17 @@ def _source_records(
             "max_segment_tokens": int(lengths[mine].max(initial=0)),
             "sum_squared_lengths": int((repeats * lengths * lengths)[mine].sum()),
         }
+    return out
+
+
+def loss_counts(batch: EncodedBatch) -> NDArray[np.int64]:
+    """(S,) trained tokens of each segment; a part of the tokens at a time, since `reduceat` copies what it casts."""
+    marks = np.searchsorted(batch.offsets, np.arange(0, batch.offsets[-1], COUNT_TOKENS))
+    bounds = np.unique([0, *marks, batch.num_segments])
+    out = np.zeros(batch.num_segments, np.int64)
+    for start, stop in pairwise(bounds):
+        at = batch.offsets[start : stop + 1]
+        out[start:stop] = np.add.reduceat(batch.loss_mask[at[0] : at[-1]], at[:-1] - at[0], dtype=np.int64)
     return out
 
 
@@ -323,7 +336,7 @@ def _write_packs(
     """Pack and write the segments named by `order`; returns shard entries and the segments sent to the last round."""
     shards: list[dict[str, Any]] = []
     sent: list[NDArray[np.int64]] = []
-    lengths = np.diff(batch.offsets)
+    lengths, loss = np.diff(batch.offsets), loss_counts(batch)
     for index, split in enumerate(job.split_names):
         mine = order[batch.split[order] == index]
         if not len(mine):
@@ -342,7 +355,7 @@ def _write_packs(
                 placement, lengths, capacity=job.seq_len, align=job.packing.align, num_segments=len(order)
             )
             sent.append(tails)
-        shards += _write_shards(plan, job, group, split, batch, placement, store, pad_id=pad_id)
+        shards += _write_shards(plan, job, group, split, batch, placement, store, pad_id=pad_id, loss=loss)
     return shards, np.concatenate(sent) if sent else np.zeros(0, np.int64)
 
 
@@ -356,6 +369,7 @@ def _write_shards(
     store: Store,
     *,
     pad_id: int,
+    loss: NDArray[np.int64],
 ) -> list[dict[str, Any]]:
     per_shard, per_row_group = packs_per_shard(job.shard_size, job.seq_len), packs_per_row_group(job.seq_len)
     out: list[dict[str, Any]] = []
@@ -377,19 +391,20 @@ def _write_shards(
                 "split": split,
                 "size_bytes": len(data),
                 "sha256": digest,
-                **_facts(batch, placement, start, stop),
+                **_facts(np.diff(batch.offsets), loss, placement, start, stop),
             }
         )
     return out
 
 
-def _facts(batch: EncodedBatch, placement: Placement, start: int, stop: int) -> dict[str, int]:
-    """Counts of packs [start, stop)."""
+def _facts(
+    lengths: NDArray[np.int64], loss: NDArray[np.int64], placement: Placement, start: int, stop: int
+) -> dict[str, int]:
+    """Counts of packs [start, stop), from the tokens and the trained tokens of every segment."""
     bounds = placement.pack_offsets[start : stop + 1]
     segments = placement.order[bounds[0] : bounds[-1]]
-    lengths = np.diff(batch.offsets)[segments]
+    lengths, loss = lengths[segments], loss[segments]
     tokens = np.add.reduceat(lengths, bounds[:-1] - bounds[0])
-    loss = np.add.reduceat(batch.loss_mask, batch.offsets[:-1], dtype=np.int64)[segments]
     return {
         "num_packs": stop - start,
         "num_segments": len(segments),

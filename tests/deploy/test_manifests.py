@@ -123,7 +123,7 @@ def rayjobs():
         yield name, apply_patch(base, yaml.safe_load(patch["patch"]))
 
 
-@pytest.mark.parametrize("name, job", list(rayjobs()), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("name", "job"), list(rayjobs()), ids=lambda value: value if isinstance(value, str) else "")
 def test_a_ray_job_has_known_fields_and_names_that_fit(name, job):
     check(job, RAYJOB)
     cluster = job["spec"]["rayClusterSpec"]
