@@ -7,6 +7,7 @@ import pytest
 
 from packsvc.config import load_job, parse_job
 from packsvc.errors import ConfigError, SourceError
+from packsvc.run.driver import _base_here
 from packsvc.run.shipping import LocalPaths, job_hash, local_path, make_package, tokenizer_files
 from packsvc.sources import list_inputs
 
@@ -179,3 +180,13 @@ def test_local_paths_are_told_from_urls():
     assert local_path("~/x") == os.path.expanduser("~/x")
     assert local_path("local:///x") == "/x"
     assert local_path("gs://b/x") is None
+
+
+def test_a_worker_finds_the_package_under_its_own_session_folder(tmp_path, monkeypatch):
+    mine = tmp_path / "other" / "_ray_pkg_0f"
+    (mine / "up1").mkdir(parents=True)
+    monkeypatch.chdir(mine)
+    assert _base_here("/tmp/ray/session/_ray_pkg_0f/up1") == str(mine / "up1")
+    assert _base_here("/tmp/ray/session/_ray_pkg_0f") == str(mine)
+    assert _base_here(str(tmp_path)) == str(tmp_path)
+    assert _base_here("/gone/elsewhere") == "/gone/elsewhere"
