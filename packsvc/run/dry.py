@@ -55,7 +55,19 @@ class DryRun:
     def to_json(self) -> dict[str, Any]:
         skip = ("encoder", "example", "counts", "rejects")
         tree = {k: getattr(self, k) for k in self.__dataclass_fields__ if k not in skip}
-        return {**tree, "counts": asdict(self.counts), "rejects": [asdict(r) for r in self.rejects]}
+        counts, rejects = asdict(self.counts), [asdict(r) for r in self.rejects]
+        return {**tree, "counts": counts, "rejects": rejects, "example": self._example()}
+
+    def _example(self) -> dict[str, Any] | None:
+        """The example as tokens, each with whether it is trained and why."""
+        if self.example is None:
+            return None
+        notes = self.encoder.explain(self.example)
+        tokens = [
+            {"id": note.id, "text": note.text, "trained": note.weight > 0, "weight": note.weight, "why": note.why}
+            for note in notes
+        ]
+        return {"file": self.example.file, "row": self.example.row, "tokens": tokens}
 
 
 def dry_run(job: PackJob, *, storage_options: Mapping[str, Any] | None = None) -> DryRun:

@@ -113,6 +113,9 @@ def test_dry_run_tells_what_would_be_and_writes_nothing(run: Run, job_of: Callab
     assert sorted(path.parent.rglob("*")) == before
     found = json.loads(run("pack", path, "--dry-run", "--json")[1])
     assert found["counts"]["rows"] == 8
+    tokens = found["example"]["tokens"]
+    assert {"trained", "generation prompt"} <= {token["why"] for token in tokens}
+    assert all(token["trained"] == (token["why"] == "trained") for token in tokens)
 
 
 def test_dry_run_shows_what_is_rejected(run: Run, job_of: Callable[..., Path], rows: list[str]) -> None:
