@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml Makefile | cksum | cut -d" " -f1)
 
-.PHONY: help demo test check bench lint format clean-venv
+.PHONY: help demo test check bench bench-full lint format clean-venv
 
 help:
 	@sed -n 's/^# //p' Makefile | head -5
@@ -51,6 +51,11 @@ bench: $(STAMP)
 		name=$$(basename $$script .py); echo "== $$name" >&2; \
 		$(BIN)/python $$script | tee benchmarks/results/$$name.jsonl; \
 	done
+
+# The run of a million rows: an hour or more on two cores.
+bench-full: $(STAMP)
+	@mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/run.py --full | tee benchmarks/results/run-full.jsonl
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -148,9 +148,15 @@ def test_p11_packing_and_writing_a_large_group_needs_at_most_20_bytes_a_token(tm
 
 
 def test_p11_the_memory_of_a_driver_does_not_grow_with_the_rows(tmp_path):
-    for name, rows in (("warm", 100), ("few", 8_000), ("many", 64_000)):
-        write_texts(tmp_path / f"{name}.jsonl", rows=rows, words=12)
+    """One file and eight files of the same size: what grows is the plan, by its pieces, and nothing by rows."""
+    for name, files in (("warm", 1), ("few", 1), ("many", 8)):
+        for n in range(files):
+            write_texts(tmp_path / f"{name}-{n}.jsonl", rows=8_000, words=12, seed=n)
     packing = {"packing": {"group_examples": 8_000}}
-    few, many = run(DRIVER, tmp_path, [job(tmp_path, name, **packing) for name in ("warm", "few", "many")])
+    jobs = [
+        job(tmp_path, name, sources=[{"path": f"{name}-*.jsonl", "format": "text"}], **packing)
+        for name in ("warm", "few", "many")
+    ]
+    few, many = run(DRIVER, tmp_path, jobs)
     print(f"driver peak {few} bytes for 8,000 rows, {many} for 64,000")
     assert many - few < 4 * (64_000 - 8_000)
