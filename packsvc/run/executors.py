@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import socket
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ from packsvc.errors import ClusterError, PacksvcError
 WINDOW_PER_CPU = 2
 WAIT_SECONDS = 5.0
 STALL_SECONDS = 120.0
+CONNECT_SECONDS = 10.0
 SYSTEM_RETRIES = 5
 START_SECONDS = "150"
 """Ray itself gives up after 30 s, which a busy machine may need."""
@@ -82,6 +84,8 @@ class OnRay:
         self._mine = not ray.is_initialized()
         if not self._mine:
             return
+        if address is not None:
+            _check_listens(address)
         environment = {
             **WORKER_ENVIRONMENT,
             **{k: v for k, v in os.environ.items() if k.startswith(("HF_", "PACKSVC_"))},
@@ -183,6 +187,21 @@ class OnRay:
             f"{have.get('CPU', 0):g} CPUs, {free.get('CPU', 0):g} free, and {free.get('memory', 0) / 2**30:.1f} GiB of "
             f"memory free. If CPUs are free, tasks wait for memory or workers cannot start: see `ray status`."
         )
+
+
+def _check_listens(address: str) -> None:
+    """Ask first whether anything listens at host:port: Ray itself would go on asking for many minutes.
+
+    Raises:
+        ClusterError: Nothing does.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto" and the like: Ray knows at once
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ClusterError(f"Ray at {address}: no cluster could be reached: {error}") from error
 
 
 def _call(function: Callable[..., Any], task: tuple[Any, ...]) -> tuple[Any, BaseException | None, str, str]:
