@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import socket
 import signal
+import socket
 import threading
 import time
 import traceback
