@@ -12,14 +12,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from packsvc.encode.messages import REASONING_FIELDS, reasoning_of, serialised
+from packsvc.encode.messages import reasoning_of
 from packsvc.encode.rendered import RowRefused
 from packsvc.types import JsonDict, Reason
 
 _CLOSERS = ("</think>", "[/THINK]", "</thinking>", "</thought>", "</reasoning>", "<|END_THINKING|>", "<channel|>")
 _OPENER = re.compile(r"<think>|\[THINK\]|<thinking>|<thought>|<reasoning>|<\|START_THINKING\|>|<\|channel>thought")
 _SHORT = 16
-_SIGNS = (*(closer.encode() for closer in _CLOSERS), *(serialised(name) for name in REASONING_FIELDS))
 
 
 class Presence:
@@ -36,13 +35,20 @@ class Presence:
 
     def check(self, messages: list[JsonDict], tools: Any, text: str, hulls: list[tuple[int, int] | None]) -> None:
         """Raise RowRefused(text_missing) for the first message whose content or tool call is not in the render."""
+        offsets = self._offsets
         for index, message in enumerate(messages):
             content = message.get("content")
             hull = hulls[index]
             if type(content) is str:
                 core = content.strip()
-                if core and (hull is None or not self._stands_as_before(core, message["role"], text, *hull)):
-                    self._look_closer(messages, tools, index, core, text, hull)
+                if not core:
+                    pass
+                elif hull is not None and (known := offsets.get(message["role"])) is not None:
+                    place = hull[0] + known[0]
+                    if not text.startswith(core, place) or place + len(core) > hull[1]:
+                        self._look(messages, tools, index, core, text, hull)
+                else:
+                    self._look(messages, tools, index, core, text, hull)
             elif type(content) is list:
                 self._check_parts(messages, tools, index, text, hull)
             elif content is not None:
@@ -50,16 +56,27 @@ class Presence:
             if message.get("tool_calls"):
                 _check_calls(message, index, text, hull)
 
-    def _stands_as_before(self, core: str, role: str, text: str, start: int, end: int) -> bool:
-        """Whether the content stands where the last contents of that role stood in what their messages wrote."""
-        for offset in self._offsets.get(role, ()):
-            place = start + offset
-            if text.startswith(core, place) and place + len(core) <= end:
-                return True
-        if len(core) >= _SHORT and (found := text.find(core, start, end)) >= 0:
-            self._learn(role, found - start)
-            return True
-        return False
+    def _look(
+        self,
+        messages: list[JsonDict],
+        tools: Any,
+        index: int,
+        core: str,
+        text: str,
+        hull: tuple[int, int] | None,
+    ) -> None:
+        """Look where other contents of that role stood, then all over what the message wrote, then closer."""
+        if hull is not None:
+            start, end = hull
+            role = messages[index]["role"]
+            for offset in self._offsets.get(role, ()):
+                place = start + offset
+                if text.startswith(core, place) and place + len(core) <= end:
+                    return
+            if len(core) >= _SHORT and (found := text.find(core, start, end)) >= 0:
+                self._learn(role, found - start)
+                return
+        self._look_closer(messages, tools, index, core, text, hull)
 
     def _learn(self, role: str, offset: int) -> None:
         offsets = self._offsets.setdefault(role, [])
@@ -148,11 +165,6 @@ def _stands_elsewhere(core: str, messages: list[JsonDict], index: int) -> bool:
     return any(i != index and core in str(m.get("content")) for i, m in enumerate(messages))
 
 
-def may_reason(data: bytes) -> bool:
-    """False where no message carries reasoning in a field or behind tags; `data` is the row, serialised."""
-    return any(sign in data for sign in _SIGNS)
-
-
 def reasoning_text(message: JsonDict) -> str | None:
     """The reasoning of an assistant message, from its field or from the tags in its content; None without any."""
     value = reasoning_of(message)
@@ -162,7 +174,9 @@ def reasoning_text(message: JsonDict) -> str | None:
     content = message.get("content")
     if type(content) is list:
         content = "".join(p.get("text") or "" for p in content if type(p) is dict and type(p.get("text", "")) is str)
-    if type(content) is not str or not any(closer in content for closer in _CLOSERS):
+    if type(content) is not str or not ("<" in content or "[/THINK]" in content):  # what closers begin with
+        return None
+    if not any(closer in content for closer in _CLOSERS):
         return None
     before = content[: max(content.rfind(closer) for closer in _CLOSERS)]
     openers = list(_OPENER.finditer(before))

@@ -19,7 +19,7 @@ from packsvc.encode.controls import Controls
 from packsvc.encode.messages import canonical_json, prepare_messages, serialised, tools_key
 from packsvc.encode.paint import Paint
 from packsvc.encode.places import Places
-from packsvc.encode.presence import Presence, may_reason, reasoning_text, stands
+from packsvc.encode.presence import Presence, reasoning_text, stands
 from packsvc.encode.rendered import Decisions, Rendered, RowRefused
 from packsvc.encode.row import Range, Row
 from packsvc.encode.spans import TurnSpans, UnderivableError
@@ -125,7 +125,7 @@ class Renderer:
         row = Row(prepared, tools, self._marked(prepared, tools, key))
         self._presence.check(prepared, tools, row.text, row.hulls)
         controls = self._places.typed_controls(row) if typed else ()
-        return self._learned(row, weights, part_weights, messages, controls, may_reason(data))
+        return self._learned(row, weights, part_weights, messages, controls)
 
     def _marked(self, messages: list[JsonDict], tools: Any, key: bytes | None) -> Marked:
         try:
@@ -171,13 +171,15 @@ class Renderer:
         part_weights: Sequence[tuple[float | None, ...] | None],
         messages: list[JsonDict],
         typed: tuple[Range, ...],
-        may_reason: bool,
     ) -> Rendered:
         """Paint what the row and the job say is learned."""
+        if weights.count(None) == len(weights) and part_weights.count(None) == len(part_weights):
+            weights, part_weights = (), ()
         paint = Paint()
         dropped = unstopped = 0
+        usual = None if typed else self.turns.usual
         learns_all = self._train_on is TrainOn.ALL
-        watches_reasoning = may_reason and self._dropped is DroppedReasoning.NO_LOSS
+        watches_reasoning = self._dropped is DroppedReasoning.NO_LOSS
         last = self._last_assistant(row)
         if learns_all:
             paint.add(0, len(row.text), 1.0, -1)
@@ -200,7 +202,11 @@ class Renderer:
                 if said is not None:
                     self._paint_whole(paint, row, index, said)
             elif weight > 0:
-                unstopped += self._paint_turn(paint, row, index, weight, typed)
+                turn = usual(row, index) if usual is not None and is_assistant else None
+                if turn is not None:
+                    paint.add(turn[0], turn[1], weight, index)
+                else:
+                    unstopped += self._paint_turn(paint, row, index, weight, typed)
             if parts is not None and any(part is not None and part != weight for part in parts):
                 self._paint_parts(paint, row, index, parts, messages[index])
         return Rendered(row.text, paint.spans(), typed, dropped, unstopped, tuple(row.regions))

@@ -32,6 +32,10 @@ class Row:
                 hulls[message] = (before[0], end)
                 self._runs.setdefault(message, [before]).append((start, end))
 
+    def is_split(self, index: int) -> bool:
+        """Whether other text stands among what a message wrote."""
+        return index in self._runs
+
     def runs(self, index: int) -> list[Range]:
         """The runs of characters that a message wrote; usually one."""
         runs = self._runs.get(index)

@@ -121,12 +121,19 @@ def _attribute_getter(environment: Environment) -> Callable[[Any, str], Any]:
     slow, undefined = environment.getattr, environment.undefined
     namespace = environment.globals["namespace"]
     missing = object()
+    absent: dict[str, Any] = {}
 
     def get(value: Any, name: str) -> Any:
         kind = type(value)
         if kind is dict:
             found = value.get(name, missing)
-            return found if found is not missing else undefined(obj=value, name=name)
+            if found is not missing:
+                return found
+            # An undefined shows no more of its dict than that it is one, so one for each name will do.
+            found = absent.get(name)
+            if found is None:
+                found = absent[name] = undefined(obj={}, name=name)
+            return found
         if kind is namespace:
             found = getattr(value, name, missing)
             if type(found) in _PLAIN:

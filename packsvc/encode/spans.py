@@ -111,6 +111,28 @@ class TurnSpans:
         self._ending = ""
         self._ending_stop = ""
 
+    def usual(self, row: Row, index: int) -> Range | None:
+        """(start, end) of a turn that is just like most: the prompt before it, the stop of the turn before behind it.
+
+        None where it is not, or something was typed that could look like a stop: then `of` looks closely. Equal to
+        what `of` gives, since nothing but the stop can end there if no token, and no white space, ends before it.
+        """
+        hull, prompt, ending = row.hulls[index], self.prompts.only, self._ending
+        if hull is None or prompt is None or not ending or row.is_split(index):
+            return None
+        text = row.text
+        begin, end = hull
+        start, before = begin + len(prompt), end - len(ending)
+        if (
+            start < before
+            and text.startswith(prompt, begin)
+            and text[start] not in REASONING_HEADS
+            and text.endswith(ending, start, end)
+            and self._controls.ends_plainly(text, start, before)
+        ):
+            return start, before + len(self._ending_stop)
+        return None
+
     def of(self, row: Row, index: int, typed: Sequence[Range]) -> list[tuple[int, int, str | None]]:
         """(start, end, stop) of each run of characters that the model itself writes in one turn.
 
@@ -136,28 +158,16 @@ class TurnSpans:
         return found
 
     def _start(self, row: Row, index: int, begin: int, end: int) -> int:
-        prompt = self.prompts.only
+        prompt = self.prompts.before(row.messages, index, row.tools)
         if prompt is None:
-            prompt = self.prompts.before(row.messages, index, row.tools)
-            if prompt is None:
-                raise UnderivableError("its generation prompt cannot be rendered")
-        text = row.text
-        start = begin + len(prompt)
-        if start < end and text.startswith(prompt, begin) and text[start] not in REASONING_HEADS:
-            return start  # the usual case; what follows sees to the others
-        return turn_start(text, begin, end, prompt, self._controls)
+            raise UnderivableError("its generation prompt cannot be rendered")
+        return turn_start(row.text, begin, end, prompt, self._controls)
 
     def end(self, text: str, start: int, end: int, typed: Sequence[Range]) -> tuple[int, str | None, bool]:
         """(end, stop, borrowed) of a turn whose own text begins at `start` and that the template wrote up to `end`.
 
         A token that closes a tool call or reasoning stops nothing, unless it is one of the known stops.
         """
-        ending = self._ending
-        if ending and not typed and text.endswith(ending, start, end):
-            # As the turn before ended; nothing else can stand before it if no token, and no white space, ends there.
-            before = end - len(ending)
-            if self._controls.ends_plainly(text, start, before):
-                return before + len(self._ending_stop), self._ending_stop, False
         run = _trailing_controls(text, start, end, self._controls, typed)
         place = self._stop_in(text, run)
         if place is not None:

@@ -22,8 +22,9 @@ from packsvc.encode.shortcuts import remember_tool_texts, take_shortcuts
 from packsvc.encode.turnmarks import MarkWriter, add_marks, install
 from packsvc.errors import EncodeError
 
-# Noncharacters are never legal in interchanged text; the second and third stand in where a text holds the first.
-_NONCHARACTERS = ("\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3", "\U0010fffe", "\U0010ffff")
+# What marks are made of; the next stands in where a text holds the one before. Control characters that no text needs
+# come first, since a character above U+00FF makes Python widen, and narrow again, the whole text.
+_MARKERS = ("\x01", "\x02", "\x03", "\ufdd0", "\ufdd1", "\ufdd2", "\U0010fffe", "\U0010ffff")
 
 
 _Run = Callable[[list[Any], Any, bytes | None, bool], str]
@@ -81,7 +82,7 @@ class TurnTemplate:
         """
         if key is None:
             key = tools_key(tools)
-        for k in range(len(_NONCHARACTERS)):
+        for k in range(len(_MARKERS)):
             writer, run = self._writer(k)
             writer.begin(messages)
             text = run(messages, tools, key, add_generation_prompt)
@@ -90,13 +91,13 @@ class TurnTemplate:
                 writer.captured and cut[0] != self._plain(messages, tools, key, add_generation_prompt)
             ):
                 return Marked(*cut)
-            if cut is not None or writer.noncharacter not in text:
+            if cut is not None or writer.marker not in text:
                 return None
         return None
 
     def _writer(self, k: int) -> tuple[MarkWriter, _Run]:
         while len(self._writers) <= k:
-            writer = MarkWriter(_NONCHARACTERS[len(self._writers)])
+            writer = MarkWriter(_MARKERS[len(self._writers)])
             tree = self._sandbox.parse(self.source)
             add_marks(tree)
             environment = self._sandbox.overlay()

@@ -3,8 +3,8 @@
 At the start of every for-loop body that writes, and after `set x = ...` inside such a loop, the template is made to
 write a mark when the value *is* (by identity) one of the conversation's messages. Cutting the marks out of the
 render gives back the plain text, since templates cannot read what they have written, and the messages that wrote it.
-A mark is one noncharacter, the number of its event, and the noncharacter again; `cut` compares the numbers it finds
-with the events that happened, so a text that holds the noncharacter itself is noticed and never misread.
+A mark is one character that texts do not hold, the number of its event, and that character again; `cut` compares the
+numbers it finds with the events that happened, so a text that does hold the character is noticed and never misread.
 
 Scopes are levels of a stack: a mark first closes what was open at its own place in the template, so `continue` and
 `break` need no care; a loop closes its level once when it is over.
@@ -180,8 +180,8 @@ def _output(value: nodes.Expr) -> nodes.Node:
 class MarkWriter:
     """Writes the marks of one render at a time; not for several threads."""
 
-    def __init__(self, noncharacter: str) -> None:
-        self.noncharacter = noncharacter
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
         self.captured = False
         """A message was marked inside text that the template captures."""
         self._marks: list[str] = []
@@ -221,7 +221,7 @@ class MarkWriter:
 
         None when the marks in the text are not exactly those written, in order.
         """
-        pieces = text.split(self.noncharacter)
+        pieces = text.split(self.marker)
         events = self._events
         n = len(events)
         if len(pieces) != 2 * n + 1 or pieces[1::2] != self._numbers[:n]:
@@ -232,27 +232,30 @@ class MarkWriter:
     def _grow(self, size: int) -> None:
         for n in range(len(self._marks), size):
             self._numbers.append(str(n))
-            self._marks.append(f"{self.noncharacter}{n}{self.noncharacter}")
+            self._marks.append(f"{self.marker}{n}{self.marker}")
 
 
 def _regions(texts: list[str], events: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(message, start, end) of the runs of characters that one message wrote."""
     regions: list[tuple[int, int, int]] = []
     places: list[int] = []
     owners: list[int] = []
     owner, begun, position = -1, 0, len(texts[0])
-    for (place, message), piece in zip(events, texts[1:], strict=True):
-        if place in places:
+    for number, (place, message) in enumerate(events, 1):
+        if places and place in places:
             level = places.index(place)
             del places[level:], owners[level:]
         if message >= 0:
             places.append(place)
             owners.append(message)
-        now = owners[-1] if owners else -1
+            now = message
+        else:
+            now = owners[-1] if owners else -1
         if now != owner:
             if owner >= 0 and position > begun:
                 regions.append((owner, begun, position))
             owner, begun = now, position
-        position += len(piece)
+        position += len(texts[number])
     if owner >= 0 and position > begun:
         regions.append((owner, begun, position))
     return regions
