@@ -10,17 +10,23 @@ from pathlib import Path
 import pytest
 
 from packsvc.run import pack
-from tests.run.jobs import shard_bytes, small_job, write_rows
+from tests.encode import toys
+from tests.run.jobs import WORDS, shard_bytes, small_job, write_rows
 
 pytestmark = [pytest.mark.ray_local, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    return Path(toys.save(toys.words(vocabulary=sorted(set(WORDS))), tmp_path_factory.mktemp("toy")))
+
+
 @pytest.fixture
-def job(tmp_path, qwen3_path):
+def job(tmp_path, toy):
     write_rows(tmp_path / "data" / "a.jsonl", 200)
     write_rows(tmp_path / "data" / "b.jsonl", 100, seed=1)
-    return small_job(tmp_path, qwen3_path)
+    return small_job(tmp_path, toy)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
