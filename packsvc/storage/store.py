@@ -335,7 +335,7 @@ def file_info(name: str, info: Mapping[str, Any]) -> FileInfo:
     """An fsspec info dict as a `FileInfo`."""
     named = ("mtime", "LastModified", "last_modified", "created")
     mtime = next((info[key] for key in named if info.get(key) is not None), None)
-    if hasattr(mtime, "timestamp"):
+    if mtime is not None and hasattr(mtime, "timestamp"):
         mtime = mtime.timestamp()
     etag = info.get("ETag", info.get("etag"))
     return FileInfo(
