@@ -7,9 +7,10 @@ whoever asked goes to pyarrow: it is either a foreign file or a damaged one, and
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +42,7 @@ class IndexPlace:
     """None where the column has no statistics."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageHead:
+class PageHead(NamedTuple):
     """The header of a data page."""
 
     size: int
@@ -151,7 +151,7 @@ def page_head(page: Bytes) -> PageHead | None:
     size = match.end()
     if match.group().endswith(b"\x1c"):
         size = _after_statistics(page, size)
-    return PageHead(size, varint(uncompressed), varint(compressed), varint(crc) & 0xFFFFFFFF, varint(num_values))
+    return PageHead(size, _known(uncompressed), varint(compressed), varint(crc) & 0xFFFFFFFF, _known(num_values))
 
 
 def level_blocks_end(body: Bytes) -> int:
@@ -176,6 +176,10 @@ def varint(raw: bytes) -> int:
         value |= (byte & 0x7F) << shift
         shift += 7
     return (value >> 1) ^ -(value & 1)
+
+
+_known = functools.lru_cache(4096)(varint)
+"""For the numbers that pages have in common."""
 
 
 def _list_of(index: Bytes, field: int, kind: int, size: int, *, other_kind: int = -1) -> int:

@@ -18,6 +18,7 @@ import itertools
 import os
 import threading
 import zlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -46,6 +47,7 @@ from packsvc.storage import retrying
 
 _CODECS = {0: None, 1: pa.Codec("snappy"), 6: pa.Codec("zstd"), 7: pa.Codec("lz4_raw")}
 """By the numbers of Parquet. They keep no state, so that threads may share them."""
+_INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 _PHYSICAL = {"input_ids": "INT32", "loss_mask": "BOOLEAN", "cu_seqlens": "INT32", "loss_weight": "FLOAT"}
 
 
@@ -109,6 +111,7 @@ class PageReader:
     def __init__(self, shard: ShardReader, kept: RecentlyUsed[list[PackPages]]) -> None:
         self.shard = shard
         self._kept = kept
+        self._per_page = packs_per_page(shard.seq_len)
         self._lock = threading.Lock()
         self._local: _LocalFile | None = None
         self._places: list[IndexPlace] | None = None
@@ -116,7 +119,9 @@ class PageReader:
         self._columns: list[str] = []
         self._numbers: dict[str, int] = {}
         self._codecs: dict[str, list[int]] = {}
-        self._levels: dict[tuple[int, bytes], int] = {}
+        self._levels: dict[int, bytes] = {}
+        """By lists in a page: the levels of full ones, as seen last."""
+        self._offsets: list[int] = []
 
     @property
     def is_open(self) -> bool:
@@ -151,11 +156,14 @@ class PageReader:
             DamageError: A page is damaged or does not fit the counts; names shard, pack and byte.
             StorageError: The storage does not answer.
         """
-        per_page = packs_per_page(self.shard.seq_len)
-        numbers = np.searchsorted(self._starts(), packs, side="right") - 1
+        if self._places is None:
+            with self._lock:
+                self._open()
+        per_page, offsets, groups = self._per_page, self._offsets, self._groups
         wanted = []
-        for pack, number in zip(packs.tolist(), numbers.tolist(), strict=True):
-            group = self._groups.get(number) or self._open_group(number)
+        for pack in packs.tolist():
+            number = bisect_right(offsets, pack) - 1
+            group = groups.get(number) or self._open_group(number)
             wanted.append((group, pack, (pack - group.first) // per_page))
         if per_page > 1 or not all(group.places for group, _, _ in wanted):
             return [self._one_of_several(*item, counts) for item in wanted]
@@ -167,11 +175,6 @@ class PageReader:
 
     # --- opening ---------------------------------------------------------------------------------------------------
 
-    def _starts(self) -> NDArray[np.int64]:
-        with self._lock:
-            self._open()
-            return self.shard.row_group_offsets
-
     def _open(self) -> None:
         """Called with the lock held."""
         if self._places is not None:
@@ -181,6 +184,7 @@ class PageReader:
         self._columns = ["input_ids", "loss_mask", "cu_seqlens"] + ["loss_weight"] * shard.loss_weights
         if shard.store.is_local:
             self._local = self._open_local()
+        self._offsets = shard.row_group_offsets.tolist()
         self._places = []
         try:
             self._numbers = self._column_numbers(metadata)
@@ -221,8 +225,7 @@ class PageReader:
     def _open_group(self, number: int) -> _Group:
         with self._lock:
             self._open()
-            offsets = self.shard.row_group_offsets
-            first, stop = int(offsets[number]), int(offsets[number + 1])
+            first, stop = self._offsets[number : number + 2]
             try:
                 places, codecs = self._locate(number, stop - first)
             except Unfamiliar:
@@ -236,7 +239,7 @@ class PageReader:
             raise Unfamiliar("page index")
         metadata = self.shard.open().metadata
         row_group = metadata.row_group(number)
-        per_page = packs_per_page(self.shard.seq_len)
+        per_page = self._per_page
         num_pages = -(-num_packs // per_page)
         spans = [self._places[number * metadata.num_columns + self._numbers[name]] for name in self._columns]
         indexes = self._read([span.offset_index for span in spans])
@@ -272,7 +275,7 @@ class PageReader:
     def _counts_of_index(self) -> dict[str, NDArray[np.int64]]:
         """Counts from the column indexes: a page of one pack has its value as its smallest and largest."""
         shard = self.shard
-        if not self._places or packs_per_page(shard.seq_len) > 1:
+        if not self._places or self._per_page > 1:
             raise Unfamiliar("column index")
         num_columns = shard.open().metadata.num_columns
         sizes = np.diff(shard.row_group_offsets).tolist()
@@ -335,7 +338,7 @@ class PageReader:
 
     def _one_of_several(self, group: _Group, pack: int, page: int, counts: dict[str, NDArray[np.int64]]) -> PackPages:
         """A pack of a page with several, or of a row group that pyarrow reads; the others are kept."""
-        per_page = packs_per_page(self.shard.seq_len) if group.places else group.stop - group.first
+        per_page = self._per_page if group.places else group.stop - group.first
         start = pack - (pack - group.first) % per_page
         key = (self.shard.entry.path, start)
         found = self._kept.get(key)
@@ -355,32 +358,25 @@ class PageReader:
     ) -> list[PackPages]:
         """Packs [start, stop), which are one page of each column."""
         rows, seq_len = stop - start, self.shard.seq_len
-        arrays: dict[str, Any] = {"loss_weight": [None] * rows}
+        arrays: list[Any] = []
         try:
-            for column, (name, data) in enumerate(zip(self._columns, blobs, strict=True)):
+            for (offsets, _), codec, name, data in zip(group.places, group.codecs, self._columns, blobs, strict=True):
+                at = offsets[page]
                 head = page_head(data)
-                at = group.places[column][0][page]
                 if head is None or head.size + head.compressed != len(data):
                     raise Unfamiliar(f"the page header at byte {at}")
-                body = self._body(head, data, group.codecs[column], start, stop, name, at)
+                body = self._body(head, data, codec, start, stop, name, at)
                 if name == "cu_seqlens":
-                    sizes = _list_sizes(counts, start, stop, seq_len)
-                    arrays[name] = _lists(head, body, sizes, at)
+                    arrays.append(_lists(head, body, _list_sizes(counts, start, stop, seq_len), at))
                 else:
                     begin = self._values_begin(head, body, rows, at)
-                    arrays[name] = _rows(name, body, begin, rows, seq_len, at)
+                    arrays.append(_rows(name, body, begin, rows, seq_len, at))
         except Unfamiliar as strange:
             return self._by_pyarrow(start, stop, str(strange))
-        return [
-            PackPages(*row)
-            for row in zip(
-                arrays["input_ids"],
-                arrays["loss_mask"],
-                arrays["loss_weight"],
-                arrays["cu_seqlens"],
-                strict=True,
-            )
-        ]
+        if len(arrays) == 3:
+            arrays.append([None] * rows)
+        ids, mask, bounds, weight = arrays
+        return [PackPages(ids[i], mask[i], weight[i], bounds[i]) for i in range(rows)]
 
     def _body(self, head: PageHead, data: bytes, codec: Any, start: int, stop: int, name: str, at: int) -> Any:
         """The content of a page, its checksum verified."""
@@ -395,8 +391,7 @@ class PageReader:
             if head.uncompressed != len(body):
                 raise Unfamiliar(f"the page header at byte {at}")
             return body
-        limit = 8 * (stop - start) * self.shard.seq_len + 1024
-        if not 0 <= head.uncompressed <= limit:
+        if not 0 <= head.uncompressed <= 8 * (stop - start) * self.shard.seq_len + 1024:
             raise Unfamiliar(f"the page header at byte {at}")
         try:
             return codec.decompress(body, decompressed_size=head.uncompressed, asbytes=True)
@@ -406,16 +401,16 @@ class PageReader:
     def _values_begin(self, head: PageHead, body: Any, rows: int, at: int) -> int:
         """Where the values of a token column begin, its levels being those of `rows` full lists."""
         seq_len = self.shard.seq_len
-        end = level_blocks_end(body)
-        known = bytes(body[:end])
-        if (rows, known) not in self._levels:
+        if head.num_values != rows * seq_len:
+            raise Unfamiliar(f"the page header at byte {at}")
+        known = self._levels.get(rows, b"?")
+        if body[: len(known)] != known:
+            known = bytes(body[: level_blocks_end(body)])
             starts, full = repetition_starts(body, head.num_values)
             if not full or not np.array_equal(starts, np.arange(rows) * seq_len):
                 raise Unfamiliar(f"the levels of the page at byte {at}")
-            self._levels[rows, known] = end
-        if head.num_values != rows * seq_len:
-            raise Unfamiliar(f"the page header at byte {at}")
-        return end
+            self._levels[rows] = known
+        return len(known)
 
     def _by_pyarrow(self, start: int, stop: int, strange: str = "") -> list[PackPages]:
         """The slow twin: what it refuses is damaged, what it reads is right."""
@@ -437,6 +432,8 @@ class PageReader:
 
 def _list_sizes(counts: dict[str, NDArray[np.int64]], start: int, stop: int, seq_len: int) -> list[int]:
     """Boundaries of each pack by its counts: one more than its segments, and one for a tail."""
+    if stop == start + 1:
+        return [int(counts["num_segments"][start]) + 1 + bool(counts["num_tokens"][start] < seq_len)]
     segments = counts["num_segments"][start:stop].tolist()
     tokens = counts["num_tokens"][start:stop].tolist()
     return [n + 1 + (t < seq_len) for n, t in zip(segments, tokens, strict=True)]
@@ -447,7 +444,7 @@ def _lists(head: PageHead, body: Any, sizes: list[int], at: int) -> list[NDArray
     begin, total = level_blocks_end(body), sum(sizes)
     if head.num_values != total or len(body) != begin + 4 * total:
         raise Unfamiliar(f"the number of boundaries in the page at byte {at}")
-    values = np.frombuffer(body, dtype="<i4", offset=begin)
+    values = np.frombuffer(body, dtype=_INT32, offset=begin)
     if len(sizes) == 1:
         return [values]
     starts, full = repetition_starts(body, total)
@@ -468,5 +465,5 @@ def _rows(name: str, body: Any, begin: int, rows: int, seq_len: int, at: int) ->
     else:
         if len(body) != begin + 4 * count:
             raise Unfamiliar(f"the length of the page at byte {at}")
-        flat = np.frombuffer(body, dtype="<f4" if name == "loss_weight" else "<i4", offset=begin)
+        flat = np.frombuffer(body, dtype=_FLOAT32 if name == "loss_weight" else _INT32, offset=begin)
     return flat.reshape(rows, seq_len)

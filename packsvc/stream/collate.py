@@ -48,38 +48,56 @@ def collate(
         num_repeated_packs: So many packs at the end get no targets.
         num_loss_tokens_global: Targets of the global batch.
     """
-    lengths = [np.diff(row.boundaries).astype(np.int64) for row in rows]
-    taken = [-(-n // shape.align) * shape.align for n in lengths]
+    bounds = np.concatenate([row.boundaries for row in rows])
+    sizes = [len(row.boundaries) - 1 for row in rows]
+    ends = np.cumsum(sizes)
+    # Between one pack's last boundary and the next one's first there is no segment.
+    is_segment = np.ones(len(bounds) - 1, dtype=np.bool_)
+    is_segment[(ends + np.arange(len(rows)))[:-1]] = False
+    lengths = np.subtract(bounds[1:], bounds[:-1], dtype=np.int64)[is_segment]
+    logical, physical = lengths, lengths
+    if shape.align > 1:
+        physical = -(-lengths // shape.align) * shape.align
     if shape.layout is Layout.PADDED:
-        tails = [shape.seq_len - int(n.sum()) for n in taken]
-        taken = [np.append(n, tail) if tail else n for n, tail in zip(taken, tails, strict=True)]
-    real = [np.pad(n, (0, len(m) - len(n))) for n, m in zip(lengths, taken, strict=True)]
-    physical, logical = np.concatenate(taken), np.concatenate(real)
+        tails = shape.seq_len - np.add.reduceat(physical, ends - sizes)
+        at, tails = ends[tails > 0], tails[tails > 0]
+        physical, logical = np.insert(physical, at, tails), np.insert(logical, at, 0)
     cu = boundaries(physical)
-
-    targets = _targets(rows, num_repeated_packs)
-    ids = np.concatenate([row.input_ids[: len(on)] for row, on in zip(rows, targets, strict=True)])
-    on = np.concatenate(targets)
-    places = _places(cu, logical, len(ids))
     total = int(cu[-1])
-    weights = _weights(rows, targets)
-    padding = np.ones(total, dtype=np.bool_)
-    padding[places] = False
-    # A tail is a segment of its own with no real token; for offsets it counts as long as it is.
-    offsets = boundaries(np.where(logical == 0, physical, logical))
+
+    num_tokens = [int(row.boundaries[-1]) for row in rows]
+    ids = np.concatenate([row.input_ids[:n] for row, n in zip(rows, num_tokens, strict=True)])
+    on = np.concatenate([row.loss_mask[:n] for row, n in zip(rows, num_tokens, strict=True)])
+    if num_repeated_packs:
+        on[sum(num_tokens[: len(rows) - num_repeated_packs]) :] = False
+    weights = None
+    if all(row.loss_weight is not None for row in rows):
+        stored = [row.loss_weight[:n] for row, n in zip(rows, num_tokens, strict=True) if row.loss_weight is not None]
+        weights = np.where(on, np.concatenate(stored), np.float32(0))
+    labels = ids - np.int32(IGNORED)
+    labels *= on
+    labels += np.int32(IGNORED)
+    places = _places(cu, logical, len(ids))
+    if isinstance(places, slice):
+        padding, offsets = np.zeros(total, dtype=np.bool_), cu
+    else:
+        padding = np.ones(total, dtype=np.bool_)
+        padding[places] = False
+        # A tail is a segment of its own with no real token; for offsets it counts as long as it is.
+        offsets = boundaries(np.where(logical == 0, physical, logical))
     return PackedBatch(
         input_ids=_tensor(_spread(ids, places, total, shape.pad_id)),
         position_ids=_tensor(position_ids(cu)),
-        labels=_tensor(_spread(np.where(on, ids, np.int32(IGNORED)), places, total, IGNORED)),
+        labels=_tensor(_spread(labels, places, total, IGNORED)),
         cu_seqlens=_tensor(cu),
-        cu_seqlens_logical=None if np.array_equal(offsets, cu) else _tensor(offsets),
+        cu_seqlens_logical=None if offsets is cu or np.array_equal(offsets, cu) else _tensor(offsets),
         max_seqlen=int(physical.max()),
         seq_idx=_tensor(np.repeat(np.arange(len(physical), dtype=np.int32), physical)),
         padding_mask=_tensor(padding),
         loss_weights=None if weights is None else _tensor(_spread(weights, places, total, 0)),
-        num_loss_tokens=int(on.sum()),
+        num_loss_tokens=int(np.count_nonzero(on)),
         num_loss_tokens_global=num_loss_tokens_global,
-        num_segments=sum(len(n) for n in lengths),
+        num_segments=len(lengths),
         num_tokens=len(ids),
         num_repeated_packs=num_repeated_packs,
         pack_indices=tuple(pack_indices),
@@ -97,24 +115,8 @@ def boundaries(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
 def position_ids(cu_seqlens: NDArray[np.int32]) -> NDArray[np.int32]:
     """Number each token within its own segment: [0 3 5] gives [0 1 2 0 1]."""
     counting = np.arange(cu_seqlens[-1], dtype=np.int32)
-    counting -= np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
+    counting -= cu_seqlens[:-1].repeat(cu_seqlens[1:] - cu_seqlens[:-1])
     return counting
-
-
-def _targets(rows: Sequence[PackRow], num_repeated_packs: int) -> list[NDArray[np.bool_]]:
-    """For each pack, which of its real tokens are targets."""
-    masks = [row.loss_mask[: int(row.boundaries[-1])] for row in rows]
-    counted = len(rows) - num_repeated_packs
-    return [mask if i < counted else np.zeros_like(mask) for i, mask in enumerate(masks)]
-
-
-def _weights(rows: Sequence[PackRow], targets: Sequence[NDArray[np.bool_]]) -> NDArray[np.float32] | None:
-    parts = []
-    for row, on in zip(rows, targets, strict=True):
-        if row.loss_weight is None:
-            return None
-        parts.append(np.where(on, row.loss_weight[: len(on)], np.float32(0)))
-    return np.concatenate(parts)
 
 
 def _places(cu: NDArray[np.int32], logical: NDArray[np.int64], num_tokens: int) -> NDArray[np.int64] | slice:

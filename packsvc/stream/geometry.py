@@ -6,7 +6,7 @@ Vectorised over the packs of a batch; about a tenth of what decoding them costs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,51 +16,55 @@ from packsvc.shards import PackPages
 
 
 def check_packs(
-    packs: Sequence[PackPages], counts: Mapping[str, NDArray[np.int64]], *, where: str, numbers: NDArray[np.int64]
+    packs: Sequence[PackPages], counts: Mapping[str, NDArray[np.int64]], name: Callable[[int], str]
 ) -> None:
     """Check some packs against themselves and against their counts.
 
     Args:
         packs: What was read.
         counts: The count columns of these packs.
-        where: The shard, for errors.
-        numbers: Of these packs inside it.
+        name: What to call the i-th of them in an error.
 
     Raises:
-        DamageError: Names the shard, the pack and what contradicts what.
+        DamageError: Names the pack and what contradicts what.
     """
     seq_len = len(packs[0].loss_mask)
-    mask = np.concatenate([pack.loss_mask for pack in packs])
-    cu = np.concatenate([pack.cu_seqlens for pack in packs])
-    sizes = np.array([len(pack.cu_seqlens) for pack in packs])
-    ends = np.cumsum(sizes)
-    starts = ends - sizes
     num_tokens, num_segments = counts["num_tokens"], counts["num_segments"]
+    sizes = np.array([len(pack.cu_seqlens) for pack in packs])
+    cu = np.concatenate([pack.cu_seqlens for pack in packs])
+    mask = np.concatenate([pack.loss_mask for pack in packs])
+    ends = sizes.cumsum()
+    starts, lasts = ends - sizes, ends - 1
     real_ends = starts + num_segments
+    has_tail = num_tokens < seq_len
 
     def demand(holds: NDArray[np.bool_], otherwise: str) -> None:
         if not holds.all():
-            pack = int(numbers[int(np.flatnonzero(~holds)[0])])
-            raise DamageError(f"{where}, pack {pack} of the shard: {otherwise}; run `packsvc validate` and pack again")
+            pack = int(np.flatnonzero(~holds)[0])
+            raise DamageError(f"{name(pack)}: {otherwise}; run `packsvc validate` and pack again")
 
-    demand(num_segments > 0, "there is no segment")
-    demand(sizes == num_segments + 1 + (num_tokens < seq_len), "cu_seqlens and num_segments disagree")
-    demand((cu[starts] == 0) & (cu[ends - 1] == seq_len), "cu_seqlens does not span the row")
-    lengths = np.diff(cu, append=0)
-    lengths[ends - 1] = 1
-    demand(np.minimum.reduceat(lengths, starts) > 0, "cu_seqlens does not rise")
+    demand((num_segments > 0) & (sizes == num_segments + 1 + has_tail), "cu_seqlens and num_segments disagree")
+    demand((cu[starts] == 0) & (cu[lasts] == seq_len), "cu_seqlens does not span the row")
+    lengths = np.empty(len(cu), dtype=np.int64)
+    np.subtract(cu[1:], cu[:-1], out=lengths[:-1])
+    lengths[lasts] = 1
+    if lengths.min() <= 0:
+        demand(np.minimum.reduceat(lengths, starts) > 0, "cu_seqlens does not rise")
     demand(cu[real_ends] == num_tokens, "cu_seqlens and num_tokens disagree")
 
-    # From here on as indices into the flat mask; the first tokens are those of all segments, tails included.
-    row_starts = np.arange(len(packs)) * seq_len
-    places = cu + np.repeat(row_starts, sizes)
-    firsts = np.delete(places, ends - 1)
-    demand(~np.logical_or.reduceat(mask[firsts], starts - np.arange(len(packs))), "a segment's first token has loss")
+    # Boundaries as places in the flat mask. A row's last is the next one's first, which may have no loss either; the
+    # very last is beyond the mask. Tails begin a segment too.
+    places = cu + np.arange(len(packs)).repeat(sizes) * seq_len
+    if mask[places[:-1]].any():
+        has_loss = np.append(mask[places[:-1]], False)
+        has_loss[lasts] = False
+        demand(~np.logical_or.reduceat(has_loss, starts), "a segment's first token has loss")
+    numbers = num_tokens.tolist()
+    in_tails = [np.count_nonzero(pack.loss_mask[n:]) for pack, n in zip(packs, numbers, strict=True)]
+    demand(np.array(in_tails) == 0, "the padding tail has loss")
     targets = np.array([np.count_nonzero(pack.loss_mask) for pack in packs])
-    tails = [np.count_nonzero(pack.loss_mask[n:]) for pack, n in zip(packs, num_tokens.tolist(), strict=True)]
-    demand(np.array(tails) == 0, "the padding tail has loss")
     demand(targets == counts["num_loss_tokens"], "loss_mask and num_loss_tokens disagree")
-    lengths[real_ends[num_tokens < seq_len]] = 0
-    lengths[ends - 1] = 0
-    squares = np.add.reduceat(lengths.astype(np.int64) ** 2, starts)
+    lengths[lasts] = 0
+    lengths[real_ends[has_tail]] = 0
+    squares = np.add.reduceat(lengths * lengths, starts)
     demand(squares == counts["sum_squared_lengths"], "cu_seqlens and sum_squared_lengths disagree")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,9 +60,8 @@ class BatchMaker:
         """This rank's batch of a step."""
         counts = {"num_tokens": 0, "num_loss_tokens": 0, "sum_squared_lengths": 0}
         values = {name: np.zeros(len(picks.packs), dtype=np.int64) for name in counts}
-        for output in np.unique(picks.outputs):
-            chosen = picks.outputs == output
-            found = self._source(int(output)).counts(picks.packs[chosen])
+        for output, chosen in self._of_outputs(picks.outputs):
+            found = self._source(output).counts(picks.packs[chosen])
             for name, column in values.items():
                 column[chosen] = getattr(found, name)
         counted = ~picks.repeated
@@ -97,15 +96,22 @@ class BatchMaker:
 
     def _rows(self, outputs: NDArray[np.int64], packs: NDArray[np.int64]) -> list[PackRow]:
         rows: list[PackRow | None] = [None] * len(packs)
-        for output in np.unique(outputs):
-            places = np.flatnonzero(outputs == output)
-            for place, row in zip(places, self._source(int(output)).rows(packs[places]), strict=True):
+        for output, places in self._of_outputs(outputs):
+            for place, row in zip(places.tolist(), self._source(output).rows(packs[places]), strict=True):
                 rows[place] = row
         return [row for row in rows if row is not None]
 
+    def _of_outputs(self, outputs: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Each output that is among these, and where."""
+        if len(self._outputs) == 1:
+            yield 0, np.arange(len(outputs))
+            return
+        for output in np.unique(outputs):
+            yield int(output), np.flatnonzero(outputs == output)
+
     def _names(self, outputs: NDArray[np.int64], packs: NDArray[np.int64]) -> list[PackIndex]:
         if self._outputs[0].share is None:
-            return [int(pack) for pack in packs]
+            return list(packs.tolist())
         return [(int(output), int(pack)) for output, pack in zip(outputs, packs, strict=True)]
 
     def _source(self, output: int) -> PackSource:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packsvc.errors import DamageError
-from packsvc.shards import Manifest, PackPages, PageReader, RecentlyUsed, ShardReader
+from packsvc.shards import COUNT_COLUMNS, Manifest, PackPages, PageReader, RecentlyUsed, ShardReader
 from packsvc.storage import Store
 from packsvc.stream.cache import ShardCache
 from packsvc.stream.geometry import check_packs
@@ -42,7 +42,7 @@ class PackCounts:
     sum_squared_lengths: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class PackRow:
     """One pack; the arrays are views and are not to be written to."""
 
@@ -60,7 +60,7 @@ class PackSource:
     """One output, opened in this process."""
 
     def __init__(self, store: Store, manifest: Manifest, cache: ShardCache | None = None) -> None:
-        self._manifest = manifest
+        self._offsets = manifest.pack_offsets
         self._cache = cache
         self._is_remote = not store.is_local
         self._max_open = MAX_OPEN_SHARDS if cache is None else min(MAX_OPEN_SHARDS, cache.num_shards)
@@ -108,16 +108,23 @@ class PackSource:
         Raises:
             DamageError: A shard, a page or a pack is damaged; the message names shard and pack.
         """
-        rows: list[PackRow] = [_NOTHING] * len(packs)
+        found: list[PackPages] = [_NOTHING] * len(packs)
+        of = {name: np.empty(len(packs), dtype=np.int64) for name in COUNT_COLUMNS}
         for shard, places, inside in self._by_shard(packs):
             counts = self._touch_for(shard, packs[places])
             try:
-                found = self._read(shard, partial(self._read_rows, inside=inside, counts=counts))
+                read = self._read(shard, partial(PageReader.read, packs=inside, counts=counts))
             except DamageError as error:
                 raise DamageError(self._name(shard, packs[places], inside, counts, error)) from error
-            for place, row in zip(places.tolist(), found, strict=True):
-                rows[place] = row
-        return rows
+            for place, pages in zip(places.tolist(), read, strict=True):
+                found[place] = pages
+            for name, column in counts.items():
+                of[name][places] = column[inside]
+        check_packs(found, of, lambda place: self._place(int(packs[place])))
+        return [
+            PackRow(pages.input_ids, pages.loss_mask, pages.loss_weight, pages.cu_seqlens[: num_segments + 1])
+            for pages, num_segments in zip(found, of["num_segments"].tolist(), strict=True)
+        ]
 
     def close(self) -> None:
         """Let go of all files."""
@@ -127,12 +134,18 @@ class PackSource:
 
     def _by_shard(self, packs: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """For each shard: which of these packs are in it, and their numbers there."""
-        offsets = self._manifest.pack_offsets
-        shards = np.searchsorted(offsets, packs, side="right") - 1
+        offsets = self._offsets
+        shards = offsets.searchsorted(packs, side="right") - 1
         inside = packs - offsets[shards]
         for shard in sorted(set(shards.tolist())):
-            places = np.flatnonzero(shards == shard)
+            places = (shards == shard).nonzero()[0]
             yield shard, places, inside[places]
+
+    def _place(self, pack: int) -> str:
+        """How errors call a pack."""
+        shard = int(self._offsets.searchsorted(pack, side="right")) - 1
+        where = self._readers[shard].shard.where
+        return f"pack {pack} cannot be used: {where}, pack {pack - int(self._offsets[shard])} of the shard"
 
     def _touch_for(self, shard: int, packs: NDArray[np.int64]) -> Counts:
         try:
@@ -146,7 +159,7 @@ class PackSource:
         """What to say of packs that could not be read together: which is the first that cannot be read alone."""
         for pack, number in zip(packs.tolist(), inside.tolist(), strict=True):
             try:
-                self._read_rows(self._readers[shard], np.array([number]), counts)
+                self._readers[shard].read(np.array([number]), counts)
             except DamageError as alone:
                 return f"pack {pack} cannot be read: {alone}"
         return f"pack {int(packs.min())} or one near it cannot be read: {error}"
@@ -174,20 +187,6 @@ class PackSource:
             if total != expected:
                 raise DamageError(f"{reader.shard.where}: {name} adds up to {total}, the manifest says {expected}")
         return found
-
-    def _read_rows(self, reader: PageReader, inside: NDArray[np.int64], counts: Counts) -> list[PackRow]:
-        found = reader.read(inside, counts)
-        of = {name: column[inside] for name, column in counts.items()}
-        check_packs(found, of, where=reader.shard.where, numbers=inside)
-        return [
-            PackRow(
-                input_ids=pack.input_ids,
-                loss_mask=pack.loss_mask,
-                loss_weight=pack.loss_weight,
-                boundaries=pack.cu_seqlens[: num_segments + 1],
-            )
-            for pack, num_segments in zip(found, of["num_segments"].tolist(), strict=True)
-        ]
 
     @contextlib.contextmanager
     def _at_hand(self, shard: int) -> Iterator[None]:
@@ -232,9 +231,4 @@ class PackSource:
             self._opened.pop(shard, None)
 
 
-_NOTHING = PackRow(
-    input_ids=np.zeros(0, np.int32),
-    loss_mask=np.zeros(0, np.bool_),
-    loss_weight=None,
-    boundaries=np.zeros(1, np.int32),
-)
+_NOTHING = PackPages(np.zeros(0, np.int32), np.zeros(0, np.bool_), None, np.zeros(0, np.int32))
