@@ -59,7 +59,7 @@ def collate(
     if shape.align > 1:
         physical = -(-lengths // shape.align) * shape.align
     if shape.layout is Layout.PADDED:
-        tails = shape.seq_len - np.add.reduceat(physical, ends - sizes)
+        tails = shape.seq_len - np.add.reduceat(physical, ends - np.array(sizes))
         at, tails = ends[tails > 0], tails[tails > 0]
         physical, logical = np.insert(physical, at, tails), np.insert(logical, at, 0)
     cu = boundaries(physical)
