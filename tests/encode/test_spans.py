@@ -130,7 +130,7 @@ def test_gpt_oss_ends_with_end_return_or_call():
     assert [text.rpartition("<|")[2] for text in learned("gptoss", messages)] == ["call|>", "end|>", "return|>"]
 
 
-@pytest.mark.parametrize("content", ["", " \n\t", "\n\n  x", "b \n \n", "x\ufdd0y", "<|im_start", "a<|im_end"])
+@pytest.mark.parametrize("content", ["", " \n\t", "\n\n  x", "b \n \n", "x\x01y", "x\ufdd0y", "<|im_start", "a<|im_end"])
 def test_odd_contents_are_learned_whole(content):
     assert learned("cml", chat("q", content)) == [content + "<|im_end|>"]
 

@@ -13,7 +13,7 @@ from packsvc.encode import shortcuts
 from packsvc.encode.messages import prepare_messages, tools_key
 from packsvc.encode.probes import probes
 from packsvc.encode.rendered import Decisions
-from packsvc.encode.template import ClockAskedError, TurnTemplate
+from packsvc.encode.template import _MARKERS, ClockAskedError, TurnTemplate
 from packsvc.errors import EncodeError
 from tests.encode import toys
 from tests.encode.templates import DATE, SPECIAL, by_transformers, chat, trl_templates
@@ -56,7 +56,7 @@ def test_every_trl_template_renders_as_in_transformers_with_marks_and_without(na
 
 strings = st.text(
     st.one_of(
-        st.sampled_from("ab \n\t<>/|{}\"'\\éß日\ufdd0\ufdd1\u0000\U0001f600"), st.characters(exclude_categories=["Cs"])
+        st.sampled_from("ab \n\t<>/|{}\"'\\éß日\x01\x02\x03\ufdd0\ufdd1\u0000\U0001f600"), st.characters(exclude_categories=["Cs"])
     ),
     max_size=12,
 ) | st.sampled_from(
@@ -249,7 +249,7 @@ def test_equal_messages_are_told_apart():
     assert [m for m, _, _ in marked.regions] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("text", ["\ufdd0", "\ufdd00\ufdd0", "\ufdd01\ufdd0 \ufdd1 \ufdd2", "\ufdd0\ufdd0"])
+@pytest.mark.parametrize("text", ["\x01", "\x010\x01", "\x011\x01 \x02 \x03", "\x01\x01", "\x01\x02\x03\ufdd00\ufdd0"])
 def test_text_that_holds_what_marks_are_made_of_is_rendered_and_owned_right(text):
     assert owners("{% for m in messages %}{{ m.content }};{% endfor %}", chat(text, "b")) == [
         (0, text + ";"),
@@ -257,14 +257,14 @@ def test_text_that_holds_what_marks_are_made_of_is_rendered_and_owned_right(text
     ]
 
 
-def test_text_that_holds_all_noncharacters_is_not_misread():
-    text = "\ufdd0\ufdd1\ufdd2\ufdd3\U0010fffe\U0010ffff"
+def test_text_that_holds_all_markers_is_not_misread():
+    text = "".join(_MARKERS)
     assert turn_template(toys.CML).marked(chat(text), None) is None
 
 
 @pytest.mark.parametrize(
     ("change", "owned"),
-    [("trim", None), ("upper", [(0, " A "), (1, " B ")]), ("length", None), ("replace('\ufdd0', '')", None)],
+    [("trim", None), ("upper", [(0, " A "), (1, " B ")]), ("length", None), ("replace('\x01', '')", None)],
 )
 def test_text_that_is_changed_after_it_is_captured_is_compared_with_the_plain_render(change, owned):
     source = "{% set all %}{% for m in messages %} {{ m.content }} {% endfor %}{% endset %}{{ all | CHANGE }}"
