@@ -11,6 +11,7 @@ import typer
 
 from packsvc.commands import (
     clean_command,
+    export_command,
     init_command,
     jobs_command,
     pack_command,
@@ -75,6 +76,7 @@ COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {
     "stats": stats_command.stats,
     "show": show_command.show,
     "repack": repack_command.repack,
+    "export": export_command.export,
     "clean": clean_command.clean,
     "submit": submit_command.submit,
     "jobs": jobs_command.jobs,

@@ -1,0 +1,69 @@
+"""One row an example: `input_ids`, `labels`, `attention_mask`, for trainers that pack by themselves.
+
+Labels are -100 off target and on the first token, so that an example that another packer puts behind another one
+is never learned from it. Where the output has loss weights they go along as `loss_weight`; none of these trainers
+reads that column by itself.
+
+    # Axolotl: rows that have these three columns are taken as they are
+    datasets:
+      - path: DEST
+        ds_type: parquet
+        type:
+    sample_packing: true
+    train_on_inputs: true          # the labels are already masked
+    # LLaMA-Factory: tokenized_path: a datasets.save_to_disk of these rows
+    # ms-swift: the same as a cached dataset
+    # Unsloth: SFTTrainer(train_dataset=load_dataset("parquet", ...), args=SFTConfig(packing=False, max_length=None))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from packsvc.export.layout import Source
+from packsvc.export.segments import Segments
+from packsvc.export.tables import Column, list_table, parquet_name, write_parquet
+
+ROWS_PER_GROUP = 10_000
+
+
+class Examples:
+    """See the module."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._weighted = False
+
+    def write(self, chunks: Iterable[Segments], *, number: int, folder: Path) -> Iterator[Path]:
+        path = folder / parquet_name(self._source.split, number, self._source.num_shards)
+        write_parquet(path, map(self._table, chunks), rows_per_group=ROWS_PER_GROUP)
+        yield path
+
+    def extra_files(self) -> dict[str, bytes]:
+        return {}
+
+    def notes(self) -> list[str]:
+        notes = [
+            "Axolotl: `path: DEST`, `ds_type: parquet`, `type:` empty, `sequence_len` at least "
+            f"{self._source.manifest.seq_len}; labels are masked already, do not mask or truncate again"
+        ]
+        if self._weighted:
+            notes.append(
+                "the column loss_weight holds the weights of targets; a trainer that ignores it learns all fully"
+            )
+        return notes
+
+    def _table(self, segments: Segments) -> pa.Table:
+        columns: dict[str, Column] = {
+            "input_ids": (segments.ids, segments.offsets),
+            "labels": (segments.labels, segments.offsets),
+            "attention_mask": (np.ones(len(segments.ids), dtype=np.int8), segments.offsets),
+        }
+        if segments.weights is not None:
+            self._weighted = True
+            columns["loss_weight"] = (segments.weights, segments.offsets)
+        return list_table(columns)
