@@ -7,12 +7,7 @@ about twice the CPUs is kept in flight, recomputed as the cluster grows and shri
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
-import signal
-import socket
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -20,15 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from packsvc.errors import ClusterError, PacksvcError
+from packsvc.run.ray_start import leave_ray, start_ray
 
 WINDOW_PER_CPU = 2
 WAIT_SECONDS = 5.0
 STALL_SECONDS = 120.0
-CONNECT_SECONDS = 10.0
 SYSTEM_RETRIES = 5
-START_SECONDS = "150"
-"""Ray itself gives up after 30 s, which a busy machine may need."""
-WORKER_ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 Say = Callable[[str], None]
 
@@ -81,39 +73,7 @@ class OnRay:
         ray: Any = importlib.import_module("ray")
         self._ray = ray
         self._say = say
-        self._mine = not ray.is_initialized()
-        if not self._mine:
-            return
-        if address is not None:
-            _check_listens(address)
-        environment = {
-            **WORKER_ENVIRONMENT,
-            **{k: v for k, v in os.environ.items() if k.startswith(("HF_", "PACKSVC_"))},
-        }
-        quiet: dict[str, Any] = {
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-            "runtime_env": {"env_vars": environment},
-        }
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
-        os.environ.setdefault("RAY_raylet_start_wait_time_s", START_SECONDS)
-        try:
-            with _own_sigterm():
-                if address is None:
-                    ray.init(
-                        address="local",
-                        num_cpus=workers or os.cpu_count(),
-                        include_dashboard=False,
-                        object_store_memory=80 * 2**20,
-                        **quiet,
-                    )
-                else:
-                    ray.init(address=address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise ClusterError(
-                f"Ray at {address or 'local'}: no cluster could be reached or started: {error}"
-            ) from error
+        self._mine = start_ray(ray, workers=workers, address=address, say=say)
 
     def run(
         self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], *, memory_bytes: int = 0
@@ -129,42 +89,29 @@ class OnRay:
         waiting = list(range(len(tasks)))[::-1]
         running: dict[Any, int] = {}
         quiet_since = time.monotonic()
-        try:
-            while waiting or running:
-                while waiting and len(running) < self._window():
-                    number = waiting.pop()
-                    running[remote.remote(function, tasks[number])] = number
-                ready, _ = ray.wait(list(running), num_returns=1, timeout=WAIT_SECONDS)
-                for reference in ready:
+        while waiting or running:
+            while waiting and len(running) < self._window():
+                number = waiting.pop()
+                running[remote.remote(function, tasks[number])] = number
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=WAIT_SECONDS)
+            for reference in ready:
+                quiet_since = time.monotonic()
+                yield self._outcome(reference, running.pop(reference))
+            if not ready:
+                yield None
+                if time.monotonic() - quiet_since > STALL_SECONDS:
                     quiet_since = time.monotonic()
-                    yield self._outcome(reference, running.pop(reference))
-                if not ready:
-                    yield None
-                    if time.monotonic() - quiet_since > STALL_SECONDS:
-                        quiet_since = time.monotonic()
-                        self._say(self._why_nothing_ends(len(running), len(waiting)))
-        finally:
-            for reference in running:
-                with contextlib.suppress(Exception):
-                    ray.cancel(reference, force=False)
+                    self._say(self._why_nothing_ends(len(running), len(waiting)))
 
     def close(self) -> None:
         """Stop the embedded cluster; one that was there before is left alone."""
         if self._mine:
-            self._ray.shutdown()
+            leave_ray(self._ray)
 
     def _outcome(self, reference: Any, number: int) -> Outcome:
-        errors = self._ray.exceptions
         try:
             value, error, trace, node = self._ray.get(reference)
-        except (
-            errors.WorkerCrashedError,
-            errors.NodeDiedError,
-            errors.OutOfMemoryError,
-            errors.ObjectLostError,
-        ) as lost:
-            return Outcome(task=number, error=ClusterError(_first_line(lost)), trace=str(lost), lost=True)
-        except errors.RayError as lost:
+        except self._ray.exceptions.RayError as lost:
             return Outcome(task=number, error=ClusterError(_first_line(lost)), trace=str(lost), lost=True)
         return Outcome(task=number, value=value, error=error, trace=trace, node=node)
 
@@ -189,21 +136,6 @@ class OnRay:
         )
 
 
-def _check_listens(address: str) -> None:
-    """Ask first whether anything listens at host:port: Ray itself would go on asking for many minutes.
-
-    Raises:
-        ClusterError: Nothing does.
-    """
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not host or not port.isdigit():
-        return  # "auto" and the like: Ray knows at once
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        raise ClusterError(f"Ray at {address}: no cluster could be reached: {error}") from error
-
-
 def _call(function: Callable[..., Any], task: tuple[Any, ...]) -> tuple[Any, BaseException | None, str, str]:
     """Run a task in a worker; its failure travels as a value, so that Ray retries only lost workers."""
     import platform
@@ -215,17 +147,6 @@ def _call(function: Callable[..., Any], task: tuple[Any, ...]) -> tuple[Any, Bas
     except Exception as error:
         plain = RuntimeError(f"{type(error).__name__}: {error}")
         return None, plain, traceback.format_exc(), platform.node()
-
-
-@contextlib.contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Keep the caller's handler of SIGTERM: Ray's aborts the process with a stack trace of C++."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if callable(before) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from packsvc.errors import ClusterError, LimitError
-from packsvc.run.executors import InProcess, _check_listens, make_executor
+from packsvc.run.executors import InProcess, make_executor
+from packsvc.run.ray_start import check_listens
 
 
 def divide(a, b):
@@ -33,11 +34,11 @@ def test_an_address_where_nothing_listens_is_told_at_once():
         port = free.getsockname()[1]
     for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
         with pytest.raises(ClusterError, match="no cluster could be reached") as caught:
-            _check_listens(address)
+            check_listens(address)
         assert caught.value.exit_code == 3
 
 
 def test_an_address_where_something_listens_and_one_without_a_port_pass():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        _check_listens(f"127.0.0.1:{server.getsockname()[1]}")
-    _check_listens("auto")
+        check_listens(f"127.0.0.1:{server.getsockname()[1]}")
+    check_listens("auto")
