@@ -40,6 +40,9 @@ class Controls:
         self._head_bytes = tuple(head.encode("utf-8", "surrogatepass") for head in self._heads)
         self._after_space = re.compile(rf"\s*({self._regex.pattern})")
         self._last = frozenset(token[-1] for token in self.tokens)
+        self._unambiguous = frozenset(
+            token for token in self.tokens if sum(other.endswith(token) for other in self.tokens) == 1
+        )
 
     def may_stand_in(self, data: bytes) -> bool:
         """False where no string in `data`, in UTF-8, holds a control token."""
@@ -69,7 +72,7 @@ class Controls:
 
     def is_unambiguous(self, token: str) -> bool:
         """No other control token ends like this one."""
-        return sum(other.endswith(token) for other in self.tokens) == 1
+        return token in self._unambiguous
 
     def ending_at(self, text: str, start: int, end: int) -> str | None:
         """The longest control token that ends at `end` and lies in [start, end)."""

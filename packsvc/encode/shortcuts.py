@@ -34,6 +34,8 @@ _LOCAL = re.compile(r"l_\d+_\w+\Z")
 _DICT_NAMES = frozenset(dir(dict))
 _PLAIN = frozenset({str, int, float, bool, type(None), list, dict, tuple})
 _GET, _METHOD = "packsvc_get", "packsvc_method_"
+_VALUE = "l_packsvc_value"
+"""A variable that holds a value from the check of its type until it is used, with nothing evaluated between."""
 _JSON_PROBE = {"a": [1, 1.5, None, True, "é<&'\"\\\n\u2028"], "b": {}}
 
 
@@ -58,7 +60,8 @@ class ShortcutGenerator(CodeGenerator):
                 f"else environment.{_GET}({value}, {name}))"
             )
         else:
-            self.write(f"environment.{_GET}({value}, {name})")
+            self.write(f"({_VALUE}[{name}] if type({_VALUE} := {value}) is dict and {name} in {_VALUE} ")
+            self.write(f"else environment.{_GET}({_VALUE}, {name}))")
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
         """`value['name']`."""
@@ -84,12 +87,10 @@ class ShortcutGenerator(CodeGenerator):
             # a name or a constant cannot fail, so it makes no difference that it is looked up before the method
             and all(isinstance(arg, (nodes.Const, nodes.Name)) for arg in node.args)
         ):
-            self.write(f"environment.{_METHOD}{method.attr}(context, ")
-            self.visit(method.node, frame)
-            for arg in node.args:
-                self.write(", ")
-                self.visit(arg, frame)
-            self.write(")")
+            kind = "str" if method.attr in _STR_METHODS else "dict"
+            value, given = self._source(method.node, frame), [self._source(arg, frame) for arg in node.args]
+            self.write(f"({_VALUE}.{method.attr}({', '.join(given)}) if type({_VALUE} := {value}) is {kind} ")
+            self.write(f"else environment.{_METHOD}{method.attr}({', '.join(['context', _VALUE, *given])}))")
             return
         super().visit_Call(node, frame, forward_caller=forward_caller)
 

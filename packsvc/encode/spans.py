@@ -115,7 +115,8 @@ class TurnSpans:
         """(start, end) of a turn that is just like most: the prompt before it, the stop of the turn before behind it.
 
         None where it is not, or something was typed that could look like a stop: then `of` looks closely. Equal to
-        what `of` gives, since nothing but the stop can end there if no token, and no white space, ends before it.
+        what `of` gives, since nothing but the stop can end there if no token, and no white space, ends before it; a
+        token right before it that closes a tool call stops nothing where the one behind it is a known stop.
         """
         hull, prompt, ending = row.hulls[index], self.prompts.only, self._ending
         if hull is None or prompt is None or not ending or row.is_split(index):
@@ -123,15 +124,27 @@ class TurnSpans:
         text = row.text
         begin, end = hull
         start, before = begin + len(prompt), end - len(ending)
-        if (
-            start < before
-            and text.startswith(prompt, begin)
-            and text[start] not in REASONING_HEADS
-            and text.endswith(ending, start, end)
-            and self._controls.ends_plainly(text, start, before)
-        ):
+        if not (start < before and text.startswith(prompt, begin) and text.endswith(ending, start, end)):
+            return None
+        if text[start] in REASONING_HEADS:
+            start = after_empty_reasoning(text, start, end)
+            if start >= before:
+                return None
+        if self._controls.ends_plainly(text, start, before) or self._ends_in_structure(text, start, before):
             return start, before + len(self._ending_stop)
         return None
+
+    def _ends_in_structure(self, text: str, start: int, end: int) -> bool:
+        """Whether one token that stops nothing ends at `end`, right before a known stop, and plain text before it."""
+        token = self._controls.ending_at(text, start, end)
+        return (
+            token is not None
+            and not self._any_stop
+            and token not in self.stops
+            and self._ending_stop in self.stops
+            and self._controls.is_unambiguous(token)
+            and self._controls.ends_plainly(text, start, end - len(token))
+        )
 
     def of(self, row: Row, index: int, typed: Sequence[Range]) -> list[tuple[int, int, str | None]]:
         """(start, end, stop) of each run of characters that the model itself writes in one turn.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packsvc.encode.rendered import RowRefused
@@ -130,7 +130,9 @@ def test_gpt_oss_ends_with_end_return_or_call():
     assert [text.rpartition("<|")[2] for text in learned("gptoss", messages)] == ["call|>", "end|>", "return|>"]
 
 
-@pytest.mark.parametrize("content", ["", " \n\t", "\n\n  x", "b \n \n", "x\x01y", "x\ufdd0y", "<|im_start", "a<|im_end"])
+@pytest.mark.parametrize(
+    "content", ["", " \n\t", "\n\n  x", "b \n \n", "x\x01y", "x\ufdd0y", "<|im_start", "a<|im_end"]
+)
 def test_odd_contents_are_learned_whole(content):
     assert learned("cml", chat("q", content)) == [content + "<|im_end|>"]
 
@@ -246,3 +248,52 @@ def test_a_span_starts_where_the_prompt_at_that_point_ends(name, turns):
         if rendered.text.startswith(prompt):
             assert rendered.text[len(prompt) : span.start].strip("\n") in ("", "<think>\n\n</think>")
         assert messages[span.message]["content"] in rendered.text[span.start : span.end]
+
+
+ODD = [
+    "",
+    "a",
+    "b \n",
+    "\n<",
+    "<think>\n\n</think>\n\nx",
+    "<think>r</think>y",
+    "</tool_call>",
+    "a<|im_end",
+    " x>",
+    "[THINK][/THINK]z",
+]
+
+
+@st.composite
+def conversations(draw):
+    messages = [{"role": "user", "content": "q"}]
+    for _ in range(draw(st.integers(1, 5))):
+        message = {"role": "assistant", "content": draw(st.sampled_from(ODD) | st.text("ab <>\n|[/_", max_size=6))}
+        if draw(st.booleans()):
+            message["tool_calls"] = [call({"k": "v"}) for _ in range(draw(st.integers(1, 2)))]
+        messages.append(message)
+        messages.append({"role": draw(st.sampled_from(["user", "tool"])), "content": "r"})
+    return messages[: draw(st.integers(2, len(messages)))]
+
+
+@pytest.mark.parametrize("name", ["cml", "qwen3", "qwen3_5_think", "glm4moe", "gptoss", "llama3_1"])
+@settings(max_examples=60, deadline=None)
+@given(messages=conversations())
+def test_the_short_way_to_a_span_gives_what_the_close_look_gives(name, messages):
+    renderer = RENDERERS[name]
+    renderer.render(chat("q", "plain", "r", "plain"))  # the stop of a plain turn is what the short way knows
+    turns, usual = renderer.turns, renderer.turns.usual
+
+    def compared(a_row, index):
+        quick = usual(a_row, index)
+        if quick is not None:
+            assert [turn[:2] for turn in turns.of(a_row, index, ())] == [quick]
+        return quick
+
+    turns.usual = compared
+    try:
+        renderer.render(messages)
+    except RowRefused:
+        pass
+    finally:
+        del turns.usual

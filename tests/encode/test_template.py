@@ -56,7 +56,8 @@ def test_every_trl_template_renders_as_in_transformers_with_marks_and_without(na
 
 strings = st.text(
     st.one_of(
-        st.sampled_from("ab \n\t<>/|{}\"'\\éß日\x01\x02\x03\ufdd0\ufdd1\u0000\U0001f600"), st.characters(exclude_categories=["Cs"])
+        st.sampled_from("ab \n\t<>/|{}\"'\\éß日\x01\x02\x03\ufdd0\ufdd1\u0000\U0001f600"),
+        st.characters(exclude_categories=["Cs"]),
     ),
     max_size=12,
 ) | st.sampled_from(
