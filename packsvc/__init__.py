@@ -36,7 +36,22 @@ _HOMES = {
     "stats": "packsvc.statistics",
     "validate": "packsvc.validation",
 }
-_ROOMS = ("attention", "config", "encode", "errors", "plan", "shards", "sources", "statistics", "stream", "validation")
+_ROOMS = (
+    "attention",
+    "config",
+    "encode",
+    "errors",
+    "export",
+    "plan",
+    "probe",
+    "shards",
+    "sources",
+    "statistics",
+    "stream",
+    "testing",
+    "trainers",
+    "validation",
+)
 
 __all__ = [
     "Manifest",
