@@ -13,6 +13,7 @@ from typing import Any
 from packsvc.config import PackJob, is_url, parse_job
 from packsvc.errors import ConfigError, FormatError, StateError
 from packsvc.run.driver import Run
+from packsvc.run.pieces import Pieces
 from packsvc.run.planfile import FORMAT, PLAN_NAME, Plan, identity_hash, shaping_versions
 from packsvc.run.planning import GROUP_BYTES, PIECES_PER_GROUP, deal
 from packsvc.run.progress import Watch
@@ -113,7 +114,7 @@ def _make_plan(manifest: Manifest, old: Plan, job: PackJob, url: str) -> Plan:
                 )
             )
     groups = deal(
-        pieces,
+        Pieces.of(pieces),
         sources=[shard.split for shard in manifest.shards],
         max_rows=job.packing.group_examples,
         max_bytes=GROUP_BYTES,
@@ -147,7 +148,7 @@ def _make_plan(manifest: Manifest, old: Plan, job: PackJob, url: str) -> Plan:
         config=job.dump(),
         base=old.base,
         inputs=files,
-        groups=tuple(tuple(group) for group in groups),
+        groups=groups,
         readings=old.readings,
         encoder=old.encoder,
         versions=shaping_versions(),

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 from packsvc.config import Limits, PackJob
 from packsvc.encode import Encoder, load_encoder
@@ -23,6 +23,7 @@ from packsvc.run.metrics import GroupCounters
 from packsvc.run.planfile import PLAN_NAME, Plan, canonical_json, differences, identity, shaping_versions
 from packsvc.run.planning import (
     check_changed,
+    cut_counted,
     inputs_with_recut,
     list_all_inputs,
     make_plan,
@@ -38,6 +39,7 @@ from packsvc.storage import Store
 from packsvc.types import Counts, InputFile, Piece
 
 ATTEMPTS = 3
+T = TypeVar("T")
 
 
 def pack(
@@ -135,15 +137,9 @@ class Run:
                 storage_options=self.options,
             )
         else:
-            counts = self._count(found)
-            plan = make_plan(
-                job=self.job,
-                inputs=found,
-                counts=counts,
-                readings=readings,
-                encoder=settings,
-                storage_options=self.options,
-            )
+            cut = partial(cut_counted, group_examples=self.job.packing.group_examples, storage_options=self.options)
+            cuts = self._count(found, lambda place, count: cut(place, found[place], count))
+            plan = make_plan(job=self.job, cuts=cuts, readings=readings, encoder=settings)
         if plan.num_rows == 0:
             raise LimitError(
                 f"{self.store.url}: nothing to pack: the inputs hold no rows ({', '.join(f.path for f in found[:5])})"
@@ -155,7 +151,7 @@ class Run:
 
     def _resume(self, plan: Plan, found: Sequence[InputFile], encoder: Encoder) -> Plan:
         """The plan that stands, if this job is the one it was made for."""
-        inputs = check_changed(plan.inputs, found, self._count, trial=plan.limit is not None)
+        inputs = check_changed(plan.inputs, found, self._counts, trial=plan.limit is not None)
         facts = encoder.settings["facts"]
         new = identity(job=self.job, inputs=inputs, tokenizer=facts, limit=self.limit)
         old = identity(job=plan.job, inputs=plan.inputs, tokenizer=plan.encoder["facts"], limit=plan.limit)
@@ -170,34 +166,38 @@ class Run:
             )
         return plan
 
-    def _count(self, files: Sequence[InputFile]) -> list[InputCount]:
+    def _counts(self, files: Sequence[InputFile]) -> list[InputCount]:
+        return self._count(files, lambda place, count: count)
+
+    def _count(self, files: Sequence[InputFile], use: Callable[[int, InputCount], T]) -> list[T]:
+        """What `use` makes of each file's place and count; a count itself grows with the rows and is let go."""
         if not files:
             return []
         self.reporter.say(f"counting {len(files)} input{'s' if len(files) != 1 else ''}")
         small = sum(f.size_bytes for f in files) < 64_000_000
         executor = InProcess() if small else self.executor
-        counts: list[InputCount | None] = [None] * len(files)
+        used: dict[int, T] = {}
         max_rows = piece_rows(self.job.packing.group_examples)
         for outcome in executor.run(count_task, [(file, self.options, max_rows) for file in files]):
             if outcome is not None:
                 _raise(outcome)
-                counts[outcome.task] = outcome.value
-        return [count for count in counts if count is not None]
+                used[outcome.task] = use(outcome.task, outcome.value)
+        return [used[place] for place in range(len(files))]
 
     # ---- the work
 
     def _work(self, plan: Plan) -> Manifest:
         progress = Progress(plan=plan, groups_total=len(plan.groups))
         files = {f.name: f.size_bytes for f in self.store.list()}
-        done = self._committed(plan, range(len(plan.groups)), files)
-        total, sent = Counts(), dict[int, int]()
-        for group, record in done.items():
+        done, total, sent = set[int](), Counts(), dict[int, int]()
+        for group, record in self._committed(plan, range(len(plan.groups)), files):
+            done.add(group)
             self._note(progress, total, sent, group, record, found=True)
         todo = [g for g in range(len(plan.groups)) if g not in done]
         if done and todo:
             self.reporter.say(f"resuming: {len(done)} of {len(plan.groups)} groups are done")
         self._recut(plan, todo, files)
-        memory = memory_for([sum(p.size_bytes for p in g) for g in plan.groups])
+        memory = memory_for(plan.groups.size_bytes)
 
         def finished(group: int, record: Mapping[str, Any]) -> None:
             self._note(progress, total, sent, group, record, found=False)
@@ -213,8 +213,9 @@ class Run:
             group_examples=self.job.packing.group_examples,
         )
         progress.groups_total += len(tails)
-        found = self._committed(plan, [g for g, _ in tails], files)
-        for record in found.values():
+        found = set[int]()
+        for group, record in self._committed(plan, [g for g, _ in tails], files):
+            found.add(group)
             progress.add(record, found=True)
         last = {g: (g, senders) for g, senders in tails if g not in found}
         self._run_groups(plan, progress, tail_task, last, lambda g, r: progress.add(r), memory)
@@ -260,10 +261,11 @@ class Run:
         if record["tails"]:
             sent[group] = record["tails"]["num_segments"]
 
-    def _committed(self, plan: Plan, groups: Iterable[int], files: Mapping[str, int]) -> dict[int, dict[str, Any]]:
+    def _committed(
+        self, plan: Plan, groups: Iterable[int], files: Mapping[str, int]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         """The commits that stand and whose files are all there; one whose file is gone is made again."""
         names = [g for g in groups if commit_name(g) in files]
-        out: dict[int, dict[str, Any]] = {}
         for group, record in zip(names, read_commits(self.store, names), strict=True):
             if record["plan_id"] != plan.plan_id:
                 raise StateError(
@@ -271,15 +273,14 @@ class Run:
                 )
             named = [*record["shards"], *(e for e in (record["rejects"], record["tails"]) if e)]
             if all(files.get(e["path"]) == e["size_bytes"] for e in named):
-                out[group] = _slim(record)
+                yield group, _slim(record)
             else:
                 self.reporter.warn(
                     f"group {group}: a file that its commit names is gone or cut; the group is made again"
                 )
-        return out
 
     def _recut(self, plan: Plan, todo: Sequence[int], files: Mapping[str, int]) -> None:
-        wanted = inputs_with_recut([plan.groups[g] for g in todo])
+        wanted = inputs_with_recut(plan, todo)
         tasks = [
             (self.store.url, self.options, index, plan.inputs[index], missing)
             for index, pieces in wanted.items()
@@ -293,7 +294,7 @@ class Run:
 
     def _remove_recut(self, plan: Plan) -> None:
         """Recut inputs are needed until the manifest stands."""
-        for pieces in inputs_with_recut(plan.groups).values():
+        for pieces in inputs_with_recut(plan, range(len(plan.groups))).values():
             for piece in pieces:
                 if piece.path is not None:
                     self.store.remove(piece.path)

@@ -9,14 +9,17 @@ machines and cluster sizes are not in it.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
 
 from packsvc.config import PackJob, parse_job
 from packsvc.errors import FormatError
+from packsvc.run.json_parts import JsonParts
+from packsvc.run.pieces import Groups
 from packsvc.types import InputFile, Piece, PieceKind
 
 FORMAT = 1
@@ -44,7 +47,7 @@ class Plan:
     base: str
     """Folder that the job's relative paths start from; not part of the identity."""
     inputs: tuple[InputFile, ...]
-    groups: tuple[tuple[Piece, ...], ...]
+    groups: Groups
     readings: dict[str, dict[str, Any]]
     """Source name to the format its rows are read as, and why."""
     encoder: dict[str, Any]
@@ -62,7 +65,7 @@ class Plan:
     @property
     def num_rows(self) -> int:
         """Rows of the whole job."""
-        return sum(piece.num_rows or 0 for group in self.groups for piece in group)
+        return self.groups.num_rows
 
     def moved(self, base: str) -> Plan:
         """The plan as seen from another folder of the job file; paths are relative to it."""
@@ -71,31 +74,47 @@ class Plan:
         job = parse_job(self.config, base=base, where=PLAN_NAME)
         return replace(self, base=base, inputs=tuple(replace(f, url=job.resolve(f.path)) for f in self.inputs))
 
-    def to_json(self) -> dict[str, Any]:
-        again = {} if self.repacked is None else {"repacked": self.repacked}
-        return {
-            "format": FORMAT,
-            "plan_id": self.plan_id,
-            "config": self.config,
-            "base": self.base,
-            "limit": self.limit,
-            **again,
-            "versions": self.versions,
-            "encoder": self.encoder,
-            "readings": self.readings,
-            "inputs": [asdict(file) for file in self.inputs],
-            "groups": [[_small(piece) for piece in group] for group in self.groups],
-        }
-
     def dumps(self) -> bytes:
-        """The bytes of `plan.json`."""
-        return canonical_json(self.to_json()) + b"\n"
+        """The bytes of `plan.json`: canonical JSON, written a group at a time."""
+        members: dict[str, Any] = {
+            "base": self.base,
+            "config": self.config,
+            "encoder": self.encoder,
+            "format": FORMAT,
+            "groups": ([_small(piece) for piece in group] for group in self.groups),
+            "inputs": (asdict(file) for file in self.inputs),
+            "limit": self.limit,
+            "plan_id": self.plan_id,
+            "readings": self.readings,
+            **({} if self.repacked is None else {"repacked": self.repacked}),
+            "versions": self.versions,
+        }
+        out = io.BytesIO()
+        for place, (key, value) in enumerate(members.items()):
+            out.write(b'%s"%s":' % (b"," if place else b"{", key.encode()))
+            if not isinstance(value, Iterator):
+                out.write(canonical_json(value))
+                continue
+            out.write(b"[")
+            for number, element in enumerate(value):
+                out.write((b"," if number else b"") + canonical_json(element))
+            out.write(b"]")
+        out.write(b"}\n")
+        return out.getvalue()
 
     @classmethod
     def loads(cls, data: bytes, *, where: str = PLAN_NAME) -> Plan:
         """Read `plan.json`. Raises FormatError when it is no plan of this format."""
         try:
-            tree = json.loads(data)
+            parts = JsonParts(data.decode())
+            tree: dict[str, Any] = {}
+            for key in parts.members():
+                if key == "groups":
+                    tree[key] = Groups.of([_piece(piece) for piece in group] for group in parts.elements())
+                elif key == "inputs":
+                    tree[key] = tuple(InputFile(**file) for file in parts.elements())
+                else:
+                    tree[key] = parts.value()
             if tree["format"] != FORMAT:
                 raise FormatError(f"{where}: format {tree['format']}, this packsvc reads {FORMAT}")
             return cls(
@@ -107,17 +126,23 @@ class Plan:
                 versions=tree["versions"],
                 encoder=tree["encoder"],
                 readings=tree["readings"],
-                inputs=tuple(InputFile(**file) for file in tree["inputs"]),
-                groups=tuple(tuple(_piece(piece) for piece in group) for group in tree["groups"]),
+                inputs=tree["inputs"],
+                groups=tree["groups"],
             )
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError(f"{where}: not a plan of packsvc ({type(error).__name__}: {error})") from error
 
 
+_USUAL = {"start": 0, "stop": 0, "first_row": 0, "num_rows": None, "size_bytes": 0, "path": None, "take": None}
+
+
 def _small(piece: Piece) -> dict[str, Any]:
     """A piece without the fields that stand at their defaults, since a large plan has 100,000 of them."""
-    defaults = asdict(Piece(file=-1, kind=PieceKind.WHOLE))
-    return {k: v for k, v in asdict(piece).items() if k in ("file", "kind") or v != defaults[k]}
+    small: dict[str, Any] = {"file": piece.file, "kind": piece.kind}
+    for key, usual in _USUAL.items():
+        if (value := getattr(piece, key)) != usual:
+            small[key] = value
+    return small
 
 
 def _piece(tree: Mapping[str, Any]) -> Piece:

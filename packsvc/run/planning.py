@@ -9,13 +9,17 @@ groups come out at least seven eighths full.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from packsvc.config import PackJob
 from packsvc.errors import SourceError
 from packsvc.plan import permutation
+from packsvc.run.pieces import Groups, Pieces
 from packsvc.run.planfile import Plan, identity, identity_hash, shaping_versions
 from packsvc.sources import InputCount, Reading, cut_input, list_inputs, recognise, sample_files, sample_rows
 from packsvc.types import InputFile, Piece, PieceKind
@@ -57,27 +61,51 @@ def evenly(items: Sequence[Any], n: int) -> list[Any]:
     return [items[i * len(items) // min(n, len(items))] for i in range(min(n, len(items)))] if items else []
 
 
-def make_plan(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """An input that was counted, and its pieces."""
+
+    file: InputFile
+    pieces: Pieces
+
+
+def cut_counted(
+    index: int,
+    file: InputFile,
+    count: InputCount,
     *,
-    job: PackJob,
-    inputs: Sequence[InputFile],
-    counts: Sequence[InputCount],
-    readings: Mapping[str, Reading],
-    encoder: Mapping[str, Any],
+    group_examples: int,
     storage_options: Mapping[str, Any] | None = None,
+) -> Cut:
+    """Pieces of an eighth of a group; an input that cannot be cut stays whole as long as it fits a group.
+
+    Reads nothing, unless rows are so long that the input has to be counted more finely.
+    """
+    small = count.kind is PieceKind.RECUT and count.num_rows <= group_examples and count.size_bytes <= GROUP_BYTES
+    pieces = cut_input(
+        index,
+        file,
+        count,
+        max_rows=group_examples if small else piece_rows(group_examples),
+        max_bytes=GROUP_BYTES if small else GROUP_BYTES // PIECES_PER_GROUP,
+        storage_options=storage_options,
+    )
+    lines = count.marks[-1].row if count.marks else None
+    counted = replace(file, num_rows=count.num_rows, num_lines=lines, content_hash=count.content_hash)
+    return Cut(file=counted, pieces=Pieces.of(pieces))
+
+
+def make_plan(
+    *, job: PackJob, cuts: Sequence[Cut], readings: Mapping[str, Reading], encoder: Mapping[str, Any]
 ) -> Plan:
-    """The plan of a whole run; reads nothing, unless rows are so long that an input has to be counted more finely."""
-    files = [
-        replace(f, num_rows=c.num_rows, num_lines=c.marks[-1].row if c.marks else None, content_hash=c.content_hash)
-        for f, c in zip(inputs, counts, strict=True)
-    ]
-    pieces = [
-        piece
-        for index, (file, count) in enumerate(zip(files, counts, strict=True))
-        for piece in _cut(index, file, count, job.packing.group_examples, storage_options)
-    ]
+    """The plan of a whole run.
+
+    Args:
+        cuts: Of each input, in their order.
+    """
+    files = [cut.file for cut in cuts]
     groups = deal(
-        pieces,
+        Pieces.together([cut.pieces for cut in cuts]),
         sources=[f.source for f in files],
         max_rows=job.packing.group_examples,
         max_bytes=GROUP_BYTES,
@@ -113,7 +141,7 @@ def make_trial_plan(
                     )
                 )
     groups = deal(
-        pieces,
+        Pieces.of(pieces),
         sources=[f.source for f in inputs],
         max_rows=job.packing.group_examples,
         max_bytes=GROUP_BYTES,
@@ -125,7 +153,7 @@ def make_trial_plan(
 def _plan(
     job: PackJob,
     inputs: Sequence[InputFile],
-    groups: Sequence[Sequence[Piece]],
+    groups: Groups,
     readings: Mapping[str, Reading],
     encoder: Mapping[str, Any],
     *,
@@ -137,7 +165,7 @@ def _plan(
         config=job.dump(),
         base=job.base,
         inputs=tuple(inputs),
-        groups=tuple(tuple(g) for g in groups),
+        groups=groups,
         readings={name: asdict(reading) for name, reading in readings.items()},
         encoder=dict(encoder),
         versions=shaping_versions(),
@@ -145,51 +173,43 @@ def _plan(
     )
 
 
-def _cut(
-    index: int,
-    file: InputFile,
-    count: InputCount,
-    group_examples: int,
-    storage_options: Mapping[str, Any] | None,
-) -> list[Piece]:
-    """Pieces of an eighth of a group; an input that cannot be cut stays whole as long as it fits a group."""
-    if count.kind is PieceKind.RECUT and count.num_rows <= group_examples and count.size_bytes <= GROUP_BYTES:
-        return cut_input(index, file, count, max_rows=group_examples, max_bytes=GROUP_BYTES)
-    return cut_input(
-        index,
-        file,
-        count,
-        max_rows=piece_rows(group_examples),
-        max_bytes=GROUP_BYTES // PIECES_PER_GROUP,
-        storage_options=storage_options,
-    )
-
-
-def deal(
-    pieces: Sequence[Piece], *, sources: Sequence[str], max_rows: int, max_bytes: int, seed: int
-) -> list[list[Piece]]:
+def deal(pieces: Pieces, *, sources: Sequence[str], max_rows: int, max_bytes: int, seed: int) -> Groups:
     """Spread pieces over groups, each source evenly; inside a group they stand by input and position.
 
     Args:
         sources: Name of the source of each input.
     """
-    placed: list[tuple[float, int, int, Piece]] = []
-    for rank, name in enumerate(sorted(set(sources))):
-        mine = [p for p in pieces if sources[p.file] == name]
-        order = permutation(len(mine), seed, 1, rank)
-        placed += [((j + 0.5) / len(mine), rank, j, mine[int(i)]) for j, i in enumerate(order)]
-    placed.sort(key=lambda entry: entry[:3])
-    groups: list[list[Piece]] = []
-    rows = size = 0
-    for _, _, _, piece in placed:
-        full = rows + (piece.num_rows or 0) > max_rows or size + piece.size_bytes > max_bytes
-        if not groups or full:
-            groups.append([])
-            rows = size = 0
-        groups[-1].append(piece)
-        rows += piece.num_rows or 0
-        size += piece.size_bytes
-    return [sorted(g, key=lambda p: (p.file, p.first_row, p.start)) for g in groups]
+    ranks = {name: rank for rank, name in enumerate(sorted(set(sources)))}
+    of_file = np.array([ranks[name] for name in sources], np.int64)
+    rank_of = of_file[pieces.table["file"]]
+    placed, position, turn = [], [], []
+    for rank in range(len(ranks)):
+        mine = np.flatnonzero(rank_of == rank)
+        placed.append(mine[permutation(len(mine), seed, 1, rank)])
+        position.append((np.arange(len(mine)) + 0.5) / len(mine) if len(mine) else np.zeros(0))
+        turn.append(np.arange(len(mine)))
+    if not len(pieces):
+        return Groups.of(())
+    every = np.concatenate(placed)
+    dealt = pieces.at(every[np.lexsort((np.concatenate(turn), rank_of[every], np.concatenate(position)))])
+    group = _fill(dealt.rows(), dealt.table["size_bytes"], max_rows=max_rows, max_bytes=max_bytes)
+    order = np.lexsort((dealt.table["start"], dealt.table["first_row"], dealt.table["file"], group))
+    offsets = np.searchsorted(group, np.arange(group[-1] + 2)).astype(np.int64)
+    return Groups(dealt.at(order), offsets)
+
+
+def _fill(rows: NDArray[np.int64], sizes: NDArray[np.int64], *, max_rows: int, max_bytes: int) -> NDArray[np.int64]:
+    """(n,) the group of each piece: pieces in order, a new group where one would be too large."""
+    group = np.zeros(len(rows), np.int64)
+    number = in_rows = in_bytes = 0
+    for place, (more_rows, more_bytes) in enumerate(zip(rows, sizes, strict=True)):
+        if place and (in_rows + more_rows > max_rows or in_bytes + more_bytes > max_bytes):
+            number += 1
+            in_rows = in_bytes = 0
+        group[place] = number
+        in_rows += more_rows
+        in_bytes += more_bytes
+    return group
 
 
 def _spread(
@@ -259,11 +279,9 @@ def check_changed(
     return out
 
 
-def inputs_with_recut(groups: Iterable[Sequence[Piece]]) -> dict[int, list[Piece]]:
-    """Pieces that a compressed input has to be recut into, by input."""
+def inputs_with_recut(plan: Plan, groups: Sequence[int]) -> dict[int, list[Piece]]:
+    """Pieces of these groups that a compressed input has to be recut into, by input."""
     out: dict[int, list[Piece]] = {}
-    for group in groups:
-        for piece in group:
-            if piece.kind is PieceKind.RECUT:
-                out.setdefault(piece.file, []).append(piece)
+    for piece in plan.groups.of_kind(PieceKind.RECUT, groups):
+        out.setdefault(piece.file, []).append(piece)
     return {i: sorted(p, key=lambda piece: piece.start) for i, p in sorted(out.items())}
