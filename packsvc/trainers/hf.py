@@ -1,0 +1,242 @@
+"""transformers' Trainer on a stream.
+
+    stream = PackStream(out, batch_packs=2)
+    trainer = hf_trainer(stream, model=model, args=TrainingArguments("run", gradient_accumulation_steps=4))
+    trainer.train()
+
+The stream shares itself out over ranks, so its loader is not prepared by Accelerate, which would deal it out a second
+time. `num_items_in_batch` is the number of targets of the optimizer step on all ranks, as Trainer counts it from the
+labels. Checkpoints hold the stream's position; a resumed run goes on with the very next batch without reading the
+ones before.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from packsvc.errors import ConfigError, StateError
+from packsvc.stream import PackedBatch, PackStream
+from packsvc.trainers.loss import model_inputs, weighted_sum
+
+STATE = "packsvc_stream.json"
+"""Stands in each checkpoint folder."""
+Row = dict[str, Any]
+
+
+def hf_trainer(stream: PackStream, *, model: Any, args: Any, base: Any = None, **more: Any) -> Any:
+    """A Trainer that reads packs.
+
+    Args:
+        stream: Of the rank that runs here. It decides how many packs a batch has (`batch_packs`).
+        model: A causal language model; with `attn_implementation=packsvc.attention.register()` a batch that lost its
+            boundaries is refused instead of trained.
+        args: TrainingArguments; a copy with `remove_unused_columns=False` and the stream's batch size is used.
+        base: A subclass of Trainer to build on; default `transformers.Trainer`.
+        more: For the trainer's constructor; `eval_dataset` may be a stream too.
+
+    Raises:
+        ConfigError: Something here would train another loss than the token mean, or attention across examples.
+    """
+    import transformers
+
+    if taken := sorted({"train_dataset", "data_collator"} & set(more)):
+        raise ConfigError(
+            f"{taken[0]} was given, but the stream makes the batches; leave it out, since another collator drops the "
+            "boundaries between examples"
+        )
+    args = copy.copy(args)
+    args.remove_unused_columns = False  # the default drops boundaries that forward() does not name
+    args.per_device_train_batch_size = stream.batch_packs
+    _check_arguments(stream, args)
+    base = base or transformers.Trainer
+    trainer_class = type("PackTrainer", (_Packs, base), {})
+    trainer = trainer_class(model=model, args=args, train_dataset=_Rows(stream), **more)
+    if not trainer.model_accepts_loss_kwargs:
+        raise ConfigError(
+            f"{type(model).__name__}.forward takes no further keyword arguments, so it would get neither boundaries "
+            "nor num_items_in_batch; use a model of transformers, or packsvc.trainers.backward with a loss of your own"
+        )
+    trainer.add_callback(_saver(stream, transformers.TrainerCallback))
+    return trainer
+
+
+class _Rows(IterableDataset[Row]):
+    """A stream as rows that a model takes. Positions that a resumed run has behind it are passed without reading."""
+
+    def __init__(self, stream: PackStream) -> None:
+        self.stream = stream
+        self._passed = 0
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def __iter__(self) -> Iterator[Row]:
+        passed, self._passed = self._passed, 0
+        for _ in range(passed):
+            yield {}  # dropped by the trainer, which skips as many as it has trained
+        for batch in self.stream:
+            yield row_of(batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch."""
+        self.stream.set_epoch(epoch)
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from a stream's state."""
+        self.stream.load_state_dict(state)
+        size = self.stream.global_batch
+        steps = int(state["position"]) // size
+        self._passed = steps if steps < len(self.stream) else 0
+
+
+class _Loader(DataLoader[Row]):
+    """A loader that tells its rows which epoch comes."""
+
+    def set_epoch(self, epoch: int) -> None:
+        cast(_Rows, self.dataset).set_epoch(epoch)
+
+
+class _Packs:
+    """What is laid over Trainer."""
+
+    args: Any
+    train_dataset: Any
+    eval_dataset: Any
+
+    def get_train_dataloader(self) -> Any:
+        return _Loader(self.train_dataset, batch_size=None)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+        chosen = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen
+        if not isinstance(chosen, PackStream):
+            return cast(Any, super()).get_eval_dataloader(eval_dataset)
+        chosen.set_epoch(0)
+        return _Loader(_Rows(chosen), batch_size=None)
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        samples, count = cast(Any, super()).get_batch_samples(epoch_iterator, num_batches, device)
+        if isinstance(count, torch.Tensor):
+            count = count.clamp(min=1)  # a step without targets has the loss 0, not 0/0
+        return samples, count
+
+    def compute_loss(
+        self, model: Any, inputs: Row, return_outputs: bool = False, num_items_in_batch: Any = None, **rest: Any
+    ) -> Any:
+        _check_row(inputs)
+        weights = inputs.pop("loss_weights", None)
+        parent = cast(Any, super())
+        if weights is None:
+            return parent.compute_loss(
+                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **rest
+            )
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        mine = (labels != -100).sum().clamp(min=1)
+        loss = weighted_sum(outputs.logits, labels, weights) / (
+            mine if num_items_in_batch is None else num_items_in_batch
+        )
+        if num_items_in_batch is not None:
+            loss = loss * self.args.world_size  # ranks average their gradients
+        return (loss, outputs) if return_outputs else loss
+
+    def train(self, resume_from_checkpoint: Any = None, *rest: Any, **more: Any) -> Any:
+        if resume_from_checkpoint:
+            self.train_dataset.resume(_state_of(resume_from_checkpoint, self.args.output_dir))
+        return cast(Any, super()).train(resume_from_checkpoint, *rest, **more)
+
+
+def row_of(batch: PackedBatch) -> Row:
+    """A batch as the model takes it; weights come along under their own name where there are any."""
+    if not batch.fractional_weights:
+        return batch.hf()
+    assert batch.loss_weights is not None
+    return {
+        **model_inputs(batch),
+        "labels": batch.labels.long().unsqueeze(0),
+        "loss_weights": batch.loss_weights.unsqueeze(0),
+    }
+
+
+def _check_row(inputs: Row) -> None:
+    """At the model's door: boundaries are there, and nothing that makes models forget them."""
+    if missing := [name for name in ("cu_seq_lens_q", "max_length_q", "position_ids") if inputs.get(name) is None]:
+        raise ConfigError(
+            f"a batch reached the model without {missing[0]}, so examples would attend to each other; something "
+            "between the stream and the model dropped it (remove_unused_columns, another collator)"
+        )
+    if inputs.get("attention_mask") is not None:
+        raise ConfigError("a batch reached the model with an attention_mask, which makes models forget the boundaries")
+
+
+def _check_arguments(stream: PackStream, args: Any) -> None:
+    here, its = (args.process_index, args.world_size), (stream.rank, stream.world_size)
+    if here != its:
+        raise ConfigError(
+            f"the trainer is rank {here[0]} of {here[1]}, the stream reads for rank {its[0]} of {its[1]}; open it with "
+            "rank=args.process_index, world_size=args.world_size"
+        )
+    if args.n_gpu > 1:
+        raise ConfigError(
+            f"{args.n_gpu} GPUs in one process would split a packed row; start one process a GPU with torchrun, or "
+            "show it one (CUDA_VISIBLE_DEVICES=0)"
+        )
+    if not args.average_tokens_across_devices and args.world_size > 1:
+        raise ConfigError(
+            "average_tokens_across_devices=False makes the loss a mean of rank means, in which tokens of ranks with "
+            "few targets weigh more; leave it on"
+        )
+    if args.dataloader_num_workers:
+        raise ConfigError(
+            f"dataloader_num_workers={args.dataloader_num_workers}: the stream reads ahead in threads of its own "
+            "(PackStream(threads=...)) and must be in this process to know its position; set it to 0"
+        )
+    refuse_split_rows(args)
+
+
+def refuse_split_rows(args: Any) -> None:
+    """Refuse context and sequence parallelism, which cut a packed row without knowing its segments."""
+    plan = getattr(args, "parallelism_config", None)
+    if plan is not None and (getattr(plan, "cp_size", 1) > 1 or getattr(plan, "sp_size", 1) > 1):
+        raise ConfigError(
+            "parallelism_config splits rows over ranks (cp_size or sp_size above 1): boundaries would be those of the "
+            "whole row, and examples would attend to each other. Set both to 1, or train with Megatron-Bridge on "
+            "`packsvc export --to megatron --pad-to-multiple`"
+        )
+
+
+def _saver(stream: PackStream, callback: Any) -> Any:
+    """A callback that writes the stream's position into each checkpoint."""
+
+    def on_save(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and folder.is_dir():
+            (folder / STATE).write_text(json.dumps(stream.state_dict()), encoding="utf-8")
+
+    return type("StreamSaver", (callback,), {"on_save": on_save})()
+
+
+def _state_of(checkpoint: Any, output_dir: str) -> dict[str, Any]:
+    if checkpoint is True:
+        from transformers.trainer_utils import get_last_checkpoint
+
+        latest: Any = get_last_checkpoint
+        checkpoint = latest(output_dir)
+        if checkpoint is None:
+            raise StateError(f"{output_dir}: there is no checkpoint to resume from")
+    path = Path(checkpoint) / STATE
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StateError(
+            f"{path}: missing, so it is not known which packs the checkpoint has seen; resume from one that "
+            "packsvc.trainers.hf_trainer wrote"
+        ) from None
+    return found

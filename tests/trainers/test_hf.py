@@ -1,0 +1,189 @@
+"""transformers' Trainer on a stream: set up right, resumed exactly, refused where it would train something else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from benchmarks.trainers import ARGUMENTS, Recorder, difference, one_by_one, tiny_llama
+from packsvc.attention import register
+from packsvc.errors import ConfigError, StateError
+from packsvc.stream import PackStream
+from packsvc.trainers import hf_trainer
+from packsvc.trainers.hf import row_of
+from tests.trainers.test_loop import weighted_output
+
+TRAINING = ARGUMENTS | {"learning_rate": 0.1, "lr_scheduler_type": "constant"}
+
+
+def stream_of(out: str, **options: Any) -> PackStream:
+    return PackStream(out, rank=0, world_size=1, **options)
+
+
+def arguments(folder: Path, **settings: Any) -> TrainingArguments:
+    return TrainingArguments(str(folder), **(ARGUMENTS | settings))
+
+
+class Watched(Trainer):
+    """Remembers what reached the model."""
+
+    def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
+        self.__dict__.setdefault("seen", []).append(inputs["input_ids"].flatten().tolist())
+        return super().training_step(model, inputs, *rest)
+
+
+def test_the_arguments_are_set_on_a_copy(eight: str, tmp_path: Path):
+    args = arguments(tmp_path)
+    trainer = hf_trainer(stream_of(eight, batch_packs=2), model=tiny_llama(register()), args=args)
+    assert args.remove_unused_columns
+    assert not trainer.args.remove_unused_columns
+    assert trainer.args.per_device_train_batch_size == 2
+    assert isinstance(trainer, Trainer)
+
+
+@pytest.mark.parametrize(("stop", "accumulation"), [(1, 1), (3, 2), (5, 1)])
+def test_a_resumed_run_goes_on_with_the_very_next_batch(eight: str, tmp_path: Path, stop: int, accumulation: int):
+    """Two epochs, cut short and resumed: the same batches in the same order, and the same weights at the end."""
+    runs = {}
+    settings = TRAINING | {"num_train_epochs": 2, "gradient_accumulation_steps": accumulation}
+
+    def run(name: str, folder: Path, resume: bool, max_steps: int, save: str = "no") -> Any:
+        saving = {"save_strategy": save, "save_steps": stop}
+        args = TrainingArguments(str(folder), **(settings | saving), max_steps=max_steps)
+        trainer = hf_trainer(stream_of(eight, batch_packs=3, remainder="pad"), model=tiny_llama(register()), args=args,
+                             base=Watched)  # fmt: skip
+        trainer.train(resume_from_checkpoint=resume)
+        runs[name] = trainer.seen
+        return trainer
+
+    last = 2 * -(-3 // accumulation)  # three batches an epoch
+    whole = run("whole", tmp_path / "whole", False, last)
+    run("first", tmp_path / "cut", False, stop, save="steps")
+    rest = run("rest", tmp_path / "cut", True, last)
+    assert runs["first"] + runs["rest"] == runs["whole"]
+    assert len(runs["whole"]) == 6
+    for a, b in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_resumed_run_reads_nothing_that_is_behind_it(eight: str, tmp_path: Path, monkeypatch: Any):
+    settings = TRAINING | {"save_strategy": "steps", "save_steps": 6}
+    args = TrainingArguments(str(tmp_path), **settings, max_steps=6)
+    hf_trainer(stream_of(eight), model=tiny_llama(register()), args=args).train()
+    from packsvc.stream.maker import BatchMaker
+
+    made = []
+    make = BatchMaker.make
+    monkeypatch.setattr(BatchMaker, "make", lambda self, step, picks: made.append(step) or make(self, step, picks))
+    args = TrainingArguments(str(tmp_path), **TRAINING, max_steps=8)
+    hf_trainer(stream_of(eight), model=tiny_llama(register()), args=args).train(resume_from_checkpoint=True)
+    assert sorted(made) == [6, 7]
+
+
+def test_a_checkpoint_without_a_position_is_refused(eight: str, tmp_path: Path):
+    trainer = hf_trainer(stream_of(eight), model=tiny_llama(register()), args=arguments(tmp_path))
+    (tmp_path / "checkpoint-1").mkdir()
+    with pytest.raises(StateError, match=r"packsvc_stream.json: missing"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    (tmp_path / "checkpoint-1").rmdir()
+    with pytest.raises(StateError, match="no checkpoint"):
+        trainer.train(resume_from_checkpoint=True)
+
+
+def test_weights_are_applied_by_the_trainer(tmp_path: Path):
+    out = weighted_output(tmp_path / "out")
+    wanted_loss, wanted = one_by_one(out, weighted=True)
+    model = tiny_llama(register())
+    recorder = Recorder(model.parameters())
+    stream = stream_of(out)
+    args = arguments(tmp_path / "run", gradient_accumulation_steps=len(stream))
+    loss = hf_trainer(stream, model=model, args=args, optimizers=(recorder, None)).train().training_loss
+    assert loss == pytest.approx(wanted_loss, rel=1e-6)
+    assert difference(recorder.seen, wanted) < 1e-5
+
+
+def test_evaluation_reads_a_stream_too(eight: str, tmp_path: Path):
+    args = arguments(tmp_path)
+    trainer = hf_trainer(
+        stream_of(eight), model=tiny_llama(register()), args=args, eval_dataset=stream_of(eight, batch_packs=8)
+    )
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(one_by_one(eight)[0], rel=1e-5)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(one_by_one(eight)[0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"dataloader_num_workers": 2}, "dataloader_num_workers=2: .*set it to 0"),
+        ({"parallelism_config": SimpleNamespace(cp_size=2, sp_size=1)}, "cp_size or sp_size"),
+        ({"process_index": 1, "world_size": 2}, "rank 1 of 2, the stream reads for rank 0 of 1"),
+        ({"n_gpu": 2}, "torchrun"),
+    ],
+)
+def test_arguments_that_train_something_else_are_refused(eight: str, tmp_path: Path, changes: Any, found: str):
+    """X11, X17."""
+    args = arguments(tmp_path)
+    names = ("process_index", "world_size", "n_gpu", "average_tokens_across_devices", "dataloader_num_workers")
+    stand_in = SimpleNamespace(**({name: getattr(args, name) for name in names} | {"n_gpu": 0} | changes))
+    with pytest.raises(ConfigError, match=found):
+        hf_trainer(stream_of(eight), model=tiny_llama(register()), args=stand_in)
+
+
+def test_x17_a_mean_of_rank_means_is_refused(eight: str):
+    args = SimpleNamespace(
+        process_index=0, world_size=2, n_gpu=0, average_tokens_across_devices=False, dataloader_num_workers=0
+    )
+    with pytest.raises(ConfigError, match="mean of rank means"):
+        hf_trainer(PackStream(eight, rank=0, world_size=2), model=None, args=args)
+
+
+def test_x23_another_collator_is_refused(eight: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match="data_collator was given"):
+        hf_trainer(stream_of(eight), model=tiny_llama(register()), args=arguments(tmp_path), data_collator=list)
+
+
+def test_a_model_that_takes_no_boundaries_is_refused(eight: str, tmp_path: Path):
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, input_ids: Any, labels: Any = None) -> Any:
+            return self.weight.sum()
+
+    with pytest.raises(ConfigError, match=r"Plain.forward takes no further keyword"):
+        hf_trainer(stream_of(eight), model=Plain(), args=arguments(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("drop", "add", "found"),
+    [
+        ("cu_seq_lens_q", {}, "without cu_seq_lens_q"),
+        ("position_ids", {}, "without position_ids"),
+        ("seq_idx", {"attention_mask": torch.ones(1, 3)}, "attention_mask"),
+    ],
+)
+def test_x1_x2_the_models_door_is_watched(eight: str, tmp_path: Path, drop: str, add: Any, found: str):
+    """Whatever stands between the stream and the model."""
+    stream = stream_of(eight)
+    model = tiny_llama(register())
+    trainer = hf_trainer(stream, model=model, args=arguments(tmp_path))
+    row = row_of(next(iter(stream)))
+    assert float(trainer.compute_loss(model, dict(row)).detach()) > 0
+    del row[drop]
+    with pytest.raises(ConfigError, match=found):
+        trainer.compute_loss(model, row | add)
+
+
+def test_a_row_with_weights_has_them_under_their_own_name(tmp_path: Path):
+    with stream_of(weighted_output(tmp_path / "out")) as stream:
+        batch = next(iter(stream))
+    row = row_of(batch)
+    assert row["loss_weights"].shape == row["labels"].shape == row["input_ids"].shape
+    assert "loss_weights" not in row_of(replace(batch, fractional_weights=False))
