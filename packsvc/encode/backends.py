@@ -1,11 +1,11 @@
 """What turns texts into ids: the tokenizer's own backend, or a faster one that was seen to give equal ids.
 
-The truth is `AutoTokenizer(...).backend_tokenizer`. fastokens (optional extra `fast`) is some 40 times as fast and
-is made from the truth's own `to_str()`, never from the file, since transformers may have changed what the file
-says. It is used when it gives the truth's ids on every probe; a probe that differs, or a tokenizer it cannot
-read, means that the truth is used. A call it refuses is answered by the truth, since the ids are the same.
+The truth is `AutoTokenizer(...).backend_tokenizer`. fastokens and gigatoken (optional extra `fast`) are some 40 times
+as fast and are made from the truth's own `to_str()`, never from the file, since transformers may have changed what
+the file says. The first of them that gives the truth's ids on every probe is used; where each differs on a probe, or
+cannot read the tokenizer, the truth is. A call that one refuses is answered by the truth, since the ids are the same.
 
-Both give two flat buffers; no list of ids outlives the row it belongs to.
+All give two flat buffers; no list of ids outlives the row it belongs to.
 """
 
 from __future__ import annotations
@@ -79,6 +79,32 @@ class FastokensBackend:
         return FlatIds(ids=np.frombuffer(ids, np.int32), offsets=np.frombuffer(offsets, np.int64))
 
 
+class GigatokenBackend:
+    """gigatoken: BPE in Rust with a cache of words; it reads fewer kinds of tokenizers than fastokens."""
+
+    def __init__(self, definition: str, *, truth: TruthBackend) -> None:
+        self._truth = truth
+        self._tokenizer = import_module("gigatoken").Tokenizer.from_json(definition)
+
+    @property
+    def name(self) -> str:
+        return f"gigatoken {version('gigatoken')}"
+
+    def encode(self, texts: Sequence[str], *, special: bool = False) -> FlatIds:
+        if special or not texts:  # it adds no special tokens
+            return self._truth.encode(texts, special=special)
+        try:
+            layout = self._tokenizer.encode_batch(list(texts), parallel=False).layout
+            ids, offsets = np.asarray(layout.content), np.asarray(layout.offsets, np.int64)
+        except Exception:
+            return self._truth.encode(texts, special=special)
+        return FlatIds(ids=ids[offsets[0] : offsets[-1]].astype(np.int32), offsets=offsets - offsets[0])
+
+
+FAST: tuple[type[FastokensBackend | GigatokenBackend], ...] = (FastokensBackend, GigatokenBackend)
+"""In the order in which they are tried."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendChoice:
     """The backend of a job and, for people, why it is this one."""
@@ -96,18 +122,25 @@ def choose_backend(truth: Any, *, definition: str, probes: Sequence[str]) -> Bac
         probes: Strings to compare on.
     """
     own = TruthBackend(truth)
-    try:
-        fast = FastokensBackend(definition, truth=own)
-    except ImportError:
-        return BackendChoice(backend=own, why=f"{own.name}; pip install packsvc[fast] for a faster one")
-    except BaseException as error:  # a tokenizer it cannot read; its Rust panics are no Exception
-        if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
-            raise
-        return BackendChoice(backend=own, why=f"{own.name}; fastokens cannot read this tokenizer: {error}")
-    other = first_difference(own, fast, probes)
-    if other is not None:
-        return BackendChoice(backend=own, why=f"{own.name}; {fast.name} gives other ids for {other!r:.80}")
-    return BackendChoice(backend=fast, why=f"{fast.name}, ids equal to {own.name} on {len(probes)} probes")
+    why = []
+    for kind in FAST:
+        library = kind.__name__.removesuffix("Backend").lower()
+        try:
+            fast = kind(definition, truth=own)
+        except ImportError:
+            why.append(f"{library} is not installed (pip install packsvc[fast])")
+            continue
+        except BaseException as error:  # a tokenizer it cannot read; its Rust panics are no Exception
+            if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+                raise
+            why.append(f"{library} cannot read this tokenizer: {str(error).splitlines()[0] if str(error) else kind}")
+            continue
+        other = first_difference(own, fast, probes)
+        if other is None:
+            found = f"{fast.name}, ids equal to {own.name} on {len(probes)} probes"
+            return BackendChoice(backend=fast, why="; ".join([found, *why]))
+        why.append(f"{fast.name} gives other ids for {other!r:.80}")
+    return BackendChoice(backend=own, why="; ".join([own.name, *why]))
 
 
 def first_difference(one: Backend, other: Backend, probes: Sequence[str]) -> str | None:

@@ -10,9 +10,11 @@ from packsvc.encode.backends import PROBES, FlatIds, TruthBackend, choose_backen
 from tests.encode import toys
 
 fastokens = pytest.importorskip("fastokens")
+pytest.importorskip("gigatoken")
 ENGLISH = toys.english()
 FAST = choose_backend(ENGLISH, definition=ENGLISH.to_str(), probes=PROBES).backend
 TRUTH = TruthBackend(ENGLISH)
+GIGA = backends.GigatokenBackend(ENGLISH.to_str(), truth=TRUTH)
 
 
 def rows(flat: FlatIds) -> list[list[int]]:
@@ -26,12 +28,21 @@ def test_the_fast_backend_is_used_where_it_agrees_and_named_with_its_version():
 
 
 def test_a_backend_that_differs_on_one_probe_is_not_used(monkeypatch):
-    class Off(backends.FastokensBackend):
-        def encode(self, texts, *, special=False):
-            flat = super().encode(texts, special=special)
-            return FlatIds(ids=np.where(flat.ids == flat.ids.max(), 0, flat.ids).astype(np.int32), offsets=flat.offsets)
+    def off(kind):
+        class Off(kind):
+            def encode(self, texts, *, special=False):
+                flat = super().encode(texts, special=special)
+                ids = np.where(flat.ids == flat.ids.max(), 0, flat.ids).astype(np.int32)
+                return FlatIds(ids=ids, offsets=flat.offsets)
 
-    monkeypatch.setattr(backends, "FastokensBackend", Off)
+        return Off
+
+    monkeypatch.setattr(backends, "FAST", (off(backends.FastokensBackend), backends.GigatokenBackend))
+    choice = choose_backend(ENGLISH, definition=ENGLISH.to_str(), probes=PROBES)
+    assert choice.backend.name.startswith("gigatoken ")
+    assert "fastokens" in choice.why
+
+    monkeypatch.setattr(backends, "FAST", tuple(off(kind) for kind in backends.FAST[1:]))
     choice = choose_backend(ENGLISH, definition=ENGLISH.to_str(), probes=PROBES)
     assert choice.backend.name == TRUTH.name
     assert "gives other ids for" in choice.why
@@ -59,12 +70,15 @@ def test_a_call_that_the_fast_backend_refuses_is_answered_by_the_truth():
         def encode_batch_flat(self, texts, add_special_tokens):
             raise ValueError("match limit")
 
-    broken = backends.FastokensBackend(ENGLISH.to_str(), truth=TRUTH)
-    broken._tokenizer = Refusing()
-    assert rows(broken.encode(["hello"])) == rows(TRUTH.encode(["hello"]))
+        encode_batch = encode_batch_flat
+
+    for kind in (backends.FastokensBackend, backends.GigatokenBackend):
+        broken = kind(ENGLISH.to_str(), truth=TRUTH)
+        broken._tokenizer = Refusing()
+        assert rows(broken.encode(["hello"])) == rows(TRUTH.encode(["hello"]))
 
 
-@pytest.mark.parametrize("backend", [TRUTH, FAST], ids=["truth", "fast"])
+@pytest.mark.parametrize("backend", [TRUTH, FAST, GIGA], ids=["truth", "fastokens", "gigatoken"])
 def test_flat_buffers_hold_each_text_in_its_place(backend):
     flat = backend.encode(["", "hello", "", "日 é<|im_end|>", ""])
     assert (flat.ids.dtype, flat.offsets.dtype) == (np.int32, np.int64)
@@ -74,20 +88,18 @@ def test_flat_buffers_hold_each_text_in_its_place(backend):
     assert backend.encode([]).offsets.tolist() == [0]
 
 
-@pytest.mark.parametrize("backend", ["truth", "fast"])
+@pytest.mark.parametrize("backend", [None, *backends.FAST])
 def test_special_tokens_are_added_only_when_asked_for(backend):
     tokenizer = toys.english(bos=True)
     truth = TruthBackend(tokenizer)
-    used = truth if backend == "truth" else backends.FastokensBackend(tokenizer.to_str(), truth=truth)
+    used = backend(tokenizer.to_str(), truth=truth) if backend else truth
     bos = tokenizer.token_to_id("<s>")
     assert rows(used.encode(["hello"], special=True)) == [[bos, *rows(used.encode(["hello"]))[0]]]
 
 
-@given(st.lists(st.text(max_size=60) | st.sampled_from(PROBES), max_size=5))
-def test_fast_and_truth_give_equal_ids(texts):
-    assert (
-        first_difference(
-            TRUTH, FAST, [t for t in texts if t.isascii() or not any("\ud800" <= c <= "\udfff" for c in t)]
-        )
-        is None
-    )
+@pytest.mark.parametrize("backend", [FAST, GIGA], ids=["fastokens", "gigatoken"])
+@given(
+    texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.sampled_from(PROBES), max_size=5)
+)
+def test_fast_and_truth_give_equal_ids(backend, texts):
+    assert first_difference(TRUTH, backend, texts) is None
