@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "probe": READERS,
     "export": READERS,
     "trainers": READERS,
-    "testing": READERS,
+    "testing": READERS | {"probe"},  # an assertion is the probe, raised
     "commands": TOOLS,
     "service": TOOLS,
     "cli": TOOLS | {"commands", "service"},

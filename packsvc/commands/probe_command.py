@@ -81,7 +81,8 @@ def probe(
             print(f"note: {note}")
         verdicts = dict.fromkeys(result.verdict for result in report.results)
         said = [f"{v} as {', '.join(r.call for r in report.results if r.verdict == v)}" for v in verdicts]
-        print(f"{report.model}: {'keeps examples apart' if report.ok else 'does NOT keep examples apart'}: {'; '.join(said)}")
+        verdict = "keeps examples apart" if report.ok else "does NOT keep examples apart"
+        print(f"{report.model}: {verdict}: {'; '.join(said)}")
     if not report.ok:
         raise typer.Exit(1)
 

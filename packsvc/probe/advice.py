@@ -11,7 +11,7 @@ from packsvc.probe.calls import Call
 from packsvc.probe.verdicts import Verdict
 
 _MIXERS = re.compile(
-    r"mamba|ssm|deltanet|delta_?attention|shortconv|rwkv|recurrent|mlstm|xlstm|lightning|linearattention", re.I
+    r"Mamba|SSM|DeltaNet|DeltaAttention|ShortConv|Rwkv|RWKV|Recurrent|mLSTM|xLSTM|Lightning|LinearAttention"
 )
 _OWN: dict[Call, str] = {
     Call.LOOP: "hand over use_cache=False, as batch.hf() does: a cache object makes the model forget positions",
@@ -46,13 +46,13 @@ def advice(
         return "nothing leaks, nothing trains: " + (_OWN.get(call) or "see the error")
     if trainer_clean and call in _OWN:
         return _OWN[call]
+    if clean_with is not None:
+        return f'build the model with attn_implementation="{clean_with}", with which it was seen to be clean'
     if found := mixers(model):
         return (
             f"{', '.join(found)} carries state over boundaries: with its kernels installed (causal-conv1d, mamba-ssm, "
             "flash-linear-attention) probe again; if it still leaks, train one example a row, not packs"
         )
-    if clean_with is not None:
-        return f'build the model with attn_implementation="{clean_with}", with which it was seen to be clean'
     if attention == NAME:
         return "this model does not attend through transformers' attention interface: train one example a row"
     return "its masks are made without position_ids: no attention that was tried isolates; train one example a row"

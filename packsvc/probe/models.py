@@ -57,7 +57,8 @@ def open_model(
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    quiet: Any = logging.disable_progress_bar
+    quiet()
     name = os.fspath(model)
     stand_in = attn == FLASH and not has_flash()
     if stand_in and not device.startswith("cpu"):

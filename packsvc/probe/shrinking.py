@@ -90,6 +90,6 @@ def spread_weights(model: torch.nn.Module) -> None:
     """Give every matrix seeded random weights under which attention looks somewhere, by its name."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim >= 2 and "conv" not in name and "A_log" not in name:
+            if parameter.ndim >= 2 and "A_log" not in name:
                 generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
                 parameter.normal_(0, SPREAD / math.sqrt(parameter.shape[-1]), generator=generator)
