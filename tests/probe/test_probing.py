@@ -179,7 +179,7 @@ def test_a_model_that_cannot_be_read_says_what_is_missing(model_path, tmp_path):
     with pytest.raises(ConfigError, match="it must be a torch dtype"):
         open_model(model_path, dtype="float99")
     (tmp_path / "config.json").write_bytes((model_path / "config.json").read_bytes())
-    with pytest.raises(ConfigError, match="its config.json alone"):
+    with pytest.raises(ConfigError, match="cannot be loaded"):
         open_model(tmp_path)
     assert open_model(tmp_path, config_only=True).model.training
 
