@@ -6,6 +6,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["RAYON_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("RAY_worker_niceness", "0")  # else Ray's workers wait for every other process of a busy machine
 
 import gzip
 import shutil

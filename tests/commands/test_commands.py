@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -364,7 +365,7 @@ def test_a_run_on_ray_ends_by_a_signal_with_3_and_resumes(
     run: Run, job_of: Callable[..., Path], rows: list[str], signum: int
 ) -> None:
     """The signal comes when the first of some twenty groups is committed."""
-    path = job_of(rows * 30, packing={"group_examples": 90})
+    path = job_of(rows * 12, packing={"group_examples": 36})
     commits = path.parent / "out" / "commits"
     process = subprocess.Popen(
         [sys.executable, "-m", "packsvc", "pack", str(path), "--workers", "1"],
@@ -382,5 +383,7 @@ def test_a_run_on_ray_ends_by_a_signal_with_3_and_resumes(
     assert not (path.parent / "out" / "manifest.json").exists()
     code, _, err = run("pack", path, "--workers", 0)
     assert code == 0
-    assert f"resuming: {done} of " in err
+    found = re.search(r"resuming: (\d+) of \d+ groups", err)
+    assert found is not None, err
+    assert int(found[1]) >= done  # a worker may have outlived the driver by a moment
     assert run("validate", path.parent / "out")[0] == 0

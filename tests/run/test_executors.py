@@ -1,12 +1,7 @@
-"""Where tasks run: outcomes as values, in order here, and a clear word where no cluster answers."""
+"""Where tasks run: outcomes as values, in order here."""
 
-import socket
-
-import pytest
-
-from packsvc.errors import ClusterError, LimitError
+from packsvc.errors import LimitError
 from packsvc.run.executors import InProcess, make_executor
-from packsvc.run.ray_start import check_listens
 
 
 def divide(a, b):
@@ -26,19 +21,3 @@ def test_in_this_process_each_task_ends_as_a_value_or_an_error():
 
 def test_no_workers_means_this_process():
     assert isinstance(make_executor(workers=0, address=None, say=print), InProcess)
-
-
-def test_an_address_where_nothing_listens_is_told_at_once():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
-        with pytest.raises(ClusterError, match="no cluster could be reached") as caught:
-            check_listens(address)
-        assert caught.value.exit_code == 3
-
-
-def test_an_address_where_something_listens_and_one_without_a_port_pass():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        check_listens(f"127.0.0.1:{server.getsockname()[1]}")
-    check_listens("auto")
