@@ -9,7 +9,7 @@ of guessing boundaries from EOS tokens, which cut chats apart where EOS ends eve
         paths=["DEST/token_ids_part_*.npy"], label_mask_paths=["DEST/labels_mask_part_*.npy"], expand_glob=True,
         sequence_length=SEQ_LEN, generate_doc_lengths=True, use_array_if_local=False, tokenizer=..., dtype=...)
 
-It packs the documents anew, best-fit decreasing, file by file.
+It packs the documents anew, best-fit decreasing, file by file, into sequences whose length is a power of two.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class Olmo:
         return {}
 
     def notes(self) -> list[str]:
+        length = 1 << (self._source.manifest.seq_len - 1).bit_length()
         return [
-            f"NumpyPackedFSLDatasetConfig: sequence_length={self._source.manifest.seq_len}, "
+            f"NumpyPackedFSLDatasetConfig: sequence_length={length} (a power of two), "
             f"dtype={self._dtype.name}, label_mask_paths, generate_doc_lengths=True, use_array_if_local=False "
             "(boundaries from the .csv.gz files; without it OLMo-core guesses them from EOS tokens)"
         ]

@@ -1,0 +1,126 @@
+"""Exports read back by the code of the projects that they are for, where those are installed (`benchmarks/peers.sh`).
+
+None of them is in the development environment: they pin other versions of what we use. TRL, which is, has its test
+in tests/trainers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packsvc.export import export_dataset
+from tests.export.megatron_loader import load_megatron_sft
+from tests.export.oracle import Pair, rows_of, stored
+from tests.stream.outputs import PAD, VOCAB, Written, write_output
+
+NEVER = VOCAB + 1
+"""An EOS that stands nowhere."""
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Packs of 32 tokens; OLMo-core packs into powers of two only."""
+    return write_output(tmp_path_factory.mktemp("peers"), [7, 5, 9], seq_len=32, seed=3, align=4)
+
+
+def pairs_of(packs: list[list[Any]]) -> list[list[tuple[Pair, ...]]]:
+    return [[segment.pairs for segment in pack] for pack in packs]
+
+
+def read_off(tokens: list[int], shifted: list[int], bounds: list[int]) -> list[tuple[Pair, ...]]:
+    """Trained pairs of the segments that have any, from shifted labels, as all of these losses take them."""
+    segments = [
+        tuple((j - a, tokens[j], shifted[j]) for j in range(a, b) if shifted[j] != -100) for a, b in pairwise(bounds)
+    ]
+    return [pairs for pairs in segments if pairs]
+
+
+def test_olmo_core_reads_the_same_pairs(out: Written, tmp_path: Path):
+    dataset = pytest.importorskip("olmo_core.data.numpy_dataset")
+    from olmo_core.data.utils import get_labels
+
+    export_dataset(out.path, str(tmp_path / "d"), to="olmo")
+    ids = sorted(str(path) for path in (tmp_path / "d").glob("token_ids_part_*.npy"))
+    packed = dataset.NumpyPackedFSLDataset(
+        *ids,
+        label_mask_paths=[path.replace("token_ids", "labels_mask") for path in ids],
+        sequence_length=32,
+        pad_token_id=PAD,
+        eos_token_id=2,
+        vocab_size=VOCAB,
+        dtype=np.uint16,
+        generate_doc_lengths=True,
+        use_array_if_local=False,
+    )
+    packed.work_dir = tmp_path / "work"
+    packed.prepare()
+    found: Counter[tuple[Pair, ...]] = Counter()
+    for item in packed:
+        labels = get_labels({name: item[name][None] for name in ("input_ids", "label_mask")})[0].tolist()
+        bounds = np.cumsum([0, *item["doc_lens"].tolist()]).tolist()
+        found.update(read_off(item["input_ids"].tolist(), labels, bounds))
+    assert found == Counter(pairs for pack in pairs_of(stored(out)) for pairs in pack)
+
+
+def test_torchtune_collates_the_same_pairs(out: Written, tmp_path: Path):
+    data = pytest.importorskip("torchtune.data")
+    import torch
+
+    from packsvc.trainers import torchtune_packs
+
+    export_dataset(out.path, str(tmp_path / "d"), to="torchtune")
+    packs = torchtune_packs(SimpleNamespace(max_seq_len=32), path=str(tmp_path / "d"), packed=True)
+    found = []
+    for start in range(0, len(packs), 4):
+        batch = data.padded_collate_packed([packs[i] for i in range(start, min(start + 4, len(packs)))])
+        # As its recipes do before the loss.
+        shifted = torch.hstack((batch["labels"][..., 1:], torch.full((len(batch["labels"]), 1), -100)))
+        for row, labels, mask in zip(batch["tokens"], shifted, batch["mask"], strict=True):
+            first_seen = mask.int().argmax(dim=-1)
+            bounds = [*torch.unique(first_seen).tolist(), len(row)]
+            found.append(read_off(row.tolist(), labels.tolist(), bounds))
+    assert found == pairs_of(stored(out))
+
+
+@pytest.mark.parametrize(("multiple", "eos"), [(1, NEVER), (4, 2)])
+def test_megatron_bridge_collates_the_same_pairs(out: Written, tmp_path: Path, multiple: int, eos: int):
+    sft = load_megatron_sft()
+    options = {} if multiple == 1 else {"pad_to_multiple": multiple, "eos_id": eos}
+    export_dataset(out.path, str(tmp_path / "d"), to="megatron", **options)
+    found = megatron_batches(sft, rows_of(tmp_path / "d"), tmp_path, eos)
+    assert found == pairs_of(stored(out))
+
+
+def test_megatron_bridge_drops_what_the_notes_count(out: Written, tmp_path: Path):
+    sft = load_megatron_sft()
+    wanted = [pair for pack in pairs_of(stored(out)) for pairs in pack for pair in pairs]
+    eos = Counter(pair[1] for pair in wanted).most_common(1)[0][0]
+    made = export_dataset(out.path, str(tmp_path / "d"), to="megatron", eos_id=eos)
+    found = megatron_batches(sft, rows_of(tmp_path / "d"), tmp_path, eos)
+    lost = len(wanted) - sum(len(pairs) for pack in found for pairs in pack)
+    assert lost > 0
+    assert any(note.startswith(f"{lost} targets stand right after token {eos}:") for note in made.notes)
+
+
+def megatron_batches(sft: Any, rows: list[Any], folder: Path, eos: int) -> list[list[tuple[Pair, ...]]]:
+    """What its packed dataset hands to a model, pack by pack."""
+    np.save(folder / "rows.npy", np.array(rows, dtype=object), allow_pickle=True)
+    tokenizer = SimpleNamespace(eos_id=eos, pad_id=PAD)
+    dataset = sft.GPTSFTPackedDataset(
+        str(folder / "rows.npy"), tokenizer, max_seq_length=32, answer_only_loss=True, prompt_template="{text} {answer}"
+    )
+    packs = []
+    for i in range(len(rows)):
+        batch = dataset.collate_fn([dataset[i]])
+        labels, on = batch["labels"][0].tolist(), batch["loss_mask"][0].tolist()
+        shifted = [label if use else -100 for label, use in zip(labels, on, strict=True)]
+        bounds = [bound for bound in batch["cu_seqlens"][0].tolist() if bound >= 0]
+        packs.append(read_off(batch["tokens"][0].tolist(), shifted, bounds))
+    return packs
