@@ -6,19 +6,16 @@ another job is never touched. The driver holds the plan and one small record a s
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
-from packsvc.config import Limits, PackJob
+from packsvc.config import PackJob
 from packsvc.encode import Encoder, load_encoder
 from packsvc.errors import ClusterError, FormatError, GroupError, LimitError, PacksvcError, StateError, WorldError
 from packsvc.run.executors import Executor, InProcess, Outcome, make_executor, memory_for
 from packsvc.run.finish import MANIFEST_NAME, read_commits, write_manifest
-from packsvc.run.group import check_limits, commit_name, pack_group, pack_tail_group, repack_group
+from packsvc.run.group import check_limits, commit_name
 from packsvc.run.metrics import GroupCounters
 from packsvc.run.planfile import PLAN_NAME, Plan, canonical_json, differences, identity, shaping_versions
 from packsvc.run.planning import (
@@ -33,8 +30,9 @@ from packsvc.run.planning import (
 )
 from packsvc.run.progress import Event, Progress, Reporter, Watch
 from packsvc.run.tails import tail_groups
+from packsvc.run.tasks import Where, count_task, group_task, recut_task, slim, tail_task
 from packsvc.shards import Manifest
-from packsvc.sources import InputCount, count_input, recut_input
+from packsvc.sources import InputCount
 from packsvc.storage import Store
 from packsvc.types import Counts, InputFile, Piece
 
@@ -273,7 +271,7 @@ class Run:
                 )
             named = [*record["shards"], *(e for e in (record["rejects"], record["tails"]) if e)]
             if all(files.get(e["path"]) == e["size_bytes"] for e in named):
-                yield group, _slim(record)
+                yield group, slim(record)
             else:
                 self.reporter.warn(
                     f"group {group}: a file that its commit names is gone or cut; the group is made again"
@@ -390,65 +388,3 @@ def _where_rows_went(total: Counts) -> str:
         f"of {total.rows} rows {total.rejected} were rejected{f' ({reasons})' if reasons else ''}, "
         f"{total.filtered} filtered by `where`, {total.left_out} left out by `weight`"
     )
-
-
-def _slim(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the driver needs of a commit: under a few kilobytes, whatever the group held."""
-    keys = ("num_packs", "num_tokens")
-    return {
-        "group": record["group"],
-        "sources": record["sources"],
-        "shards": [{key: shard[key] for key in keys} for shard in record["shards"]],
-        "tails": record["tails"] and {"num_segments": record["tails"]["num_segments"]},
-    }
-
-
-# ---- tasks: what workers run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """Where a worker finds the plan."""
-
-    url: str
-    options: dict[str, Any]
-    plan_id: str
-    base: str
-    """Folder of the job file as the driver sees it; the whole job may have moved since the plan was made."""
-
-
-@lru_cache(maxsize=2)
-def _plan_of(url: str, options: str, plan_id: str, base: str) -> tuple[Plan, Store]:
-    """The plan, read once in each worker process."""
-    store = Store(url, storage_options=json.loads(options))
-    plan = Plan.loads(store.read(PLAN_NAME), where=store.describe(PLAN_NAME))
-    if plan.plan_id != plan_id:
-        raise StateError(f"{store.describe(PLAN_NAME)}: plan {plan.plan_id[:12]}, expected {plan_id[:12]}")
-    return plan.moved(_base_here(base)), store
-
-
-def _base_here(base: str) -> str:
-    """The job's folder as this worker sees it: what was submitted is unpacked under each node's own session folder."""
-    name = os.path.basename(os.getcwd())
-    _, found, below = f"{base}/".partition(f"/{name}/")
-    return base if os.path.isdir(base) or not found else os.path.join(os.getcwd(), below).rstrip("/")
-
-
-def group_task(where: Where, group: int, limits: dict[str, float]) -> dict[str, Any]:
-    plan, store = _plan_of(where.url, json.dumps(where.options), where.plan_id, where.base)
-    if plan.repacked is not None:
-        return _slim(repack_group(plan, group, store))
-    return _slim(pack_group(plan, group, store, limits=Limits(**limits)))
-
-
-def tail_task(where: Where, group: int, senders: Sequence[int]) -> dict[str, Any]:
-    plan, store = _plan_of(where.url, json.dumps(where.options), where.plan_id, where.base)
-    return _slim(pack_tail_group(plan, group, senders, store))
-
-
-def count_task(file: InputFile, options: dict[str, Any], max_rows: int) -> InputCount:
-    return count_input(file, storage_options=options, max_rows=max_rows)
-
-
-def recut_task(url: str, options: dict[str, Any], index: int, file: InputFile, pieces: Sequence[Piece]) -> None:
-    recut_input(index, file, pieces, Store(url, storage_options=options), storage_options=options)
