@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import packsvc.run.driver as driver
+import packsvc.run.tasks as tasks
 from packsvc.errors import ConflictError, FormatError, GroupError, LimitError, SourceError, StateError, StorageError
 from packsvc.run import clean, pack
 from packsvc.run.group import commit, commit_name
@@ -59,7 +60,7 @@ def test_another_seed_gives_other_packs_of_the_same_rows(job, tmp_path):
 def test_a_finished_job_started_again_does_nothing(job, tmp_path, monkeypatch):
     run(job)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*") if p.is_file()}
-    monkeypatch.setattr(driver, "pack_group", None)
+    monkeypatch.setattr(tasks, "pack_group", None)
     run(job)
     after = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*") if p.is_file()}
     assert before == after
@@ -67,7 +68,7 @@ def test_a_finished_job_started_again_does_nothing(job, tmp_path, monkeypatch):
 
 def test_a_run_cut_short_resumes_where_it_stood(job, tmp_path, monkeypatch):
     whole = run(job.model_copy(update={"output": "whole"}))
-    real, calls = driver.pack_group, []
+    real, calls = tasks.pack_group, []
 
     def dies_at_the_third(plan, group, store, **more):
         calls.append(group)
@@ -75,7 +76,7 @@ def test_a_run_cut_short_resumes_where_it_stood(job, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(plan, group, store, **more)
 
-    monkeypatch.setattr(driver, "pack_group", dies_at_the_third)
+    monkeypatch.setattr(tasks, "pack_group", dies_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         run(job)
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -161,14 +162,14 @@ def test_a_commit_of_other_content_stops_the_job(job, tmp_path):
 
 
 def test_a_poisoned_group_is_reported_and_the_rest_goes_on(job, tmp_path, monkeypatch):
-    real = driver.pack_group
+    real = tasks.pack_group
 
     def poisoned(plan, group, store, **more):
         if group == 1:
             raise ZeroDivisionError("poison")
         return real(plan, group, store, **more)
 
-    monkeypatch.setattr(driver, "pack_group", poisoned)
+    monkeypatch.setattr(tasks, "pack_group", poisoned)
     with pytest.raises(GroupError, match=r"group 1.*poison"):
         run(job)
     out = tmp_path / "out"
@@ -181,7 +182,7 @@ def test_a_poisoned_group_is_reported_and_the_rest_goes_on(job, tmp_path, monkey
     assert {"group", "attempt", "error", "traceback", "node", "splits"} <= record.keys()
     assert "ZeroDivisionError" in record["traceback"]
     assert not (out / "manifest.json").exists()
-    monkeypatch.setattr(driver, "pack_group", real)
+    monkeypatch.setattr(tasks, "pack_group", real)
     assert run(job).totals["packed"] == 150
 
 

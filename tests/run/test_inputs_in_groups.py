@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import packsvc.run.driver as driver
+import packsvc.run.tasks as tasks
 import packsvc.sources.counting as counting
 from packsvc.errors import GroupError
 from packsvc.run import pack
@@ -94,16 +94,16 @@ def test_the_last_round_takes_what_the_groups_sent_and_leaves_few_packs_under_fi
 def test_long_rows_make_short_batches_and_the_same_bytes(tmp_path, toy, monkeypatch):
     write_rows(tmp_path / "data" / "a.jsonl", 60)
     sizes = []
-    real = driver.pack_group.__globals__["_examples"]
+    real = tasks.pack_group.__globals__["_examples"]
 
     def counted(*args):
         for examples, often in real(*args):
             sizes.append(len(examples))
             yield examples, often
 
-    monkeypatch.setitem(driver.pack_group.__globals__, "_examples", counted)
+    monkeypatch.setitem(tasks.pack_group.__globals__, "_examples", counted)
     pack(small_job(tmp_path, toy, packing={"group_examples": 60}), workers=0)
-    monkeypatch.setitem(driver.pack_group.__globals__, "BATCH_BYTES", 2000)
+    monkeypatch.setitem(tasks.pack_group.__globals__, "BATCH_BYTES", 2000)
     pack(small_job(tmp_path, toy, packing={"group_examples": 60}, output="short"), workers=0)
     assert BATCH_ROWS > 60
     assert sum(sizes) == 120
@@ -114,18 +114,18 @@ def test_long_rows_make_short_batches_and_the_same_bytes(tmp_path, toy, monkeypa
 
 def test_a_failed_group_is_written_down_without_stopping_the_last_of_the_others(tmp_path, toy, monkeypatch):
     write_rows(tmp_path / "data" / "a.jsonl", 800)
-    real = driver.pack_tail_group
+    real = tasks.pack_tail_group
     job = small_job(tmp_path, toy, packing={"group_examples": 250}, seq_len=512)
 
     def poisoned(*args):
         raise MemoryError("poison")
 
-    monkeypatch.setattr(driver, "pack_tail_group", poisoned)
+    monkeypatch.setattr(tasks, "pack_tail_group", poisoned)
     with pytest.raises(GroupError, match="poison"):
         pack(job, workers=0)
     failures = sorted((tmp_path / "out" / "failures").glob("*.json"))
     assert [json.loads(p.read_text())["splits"] for p in failures] == [[], [], []]
-    monkeypatch.setattr(driver, "pack_tail_group", real)
+    monkeypatch.setattr(tasks, "pack_tail_group", real)
     assert pack(job, workers=0).totals["packed"] == 800
 
 

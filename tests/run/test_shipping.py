@@ -7,8 +7,8 @@ import pytest
 
 from packsvc.config import load_job, parse_job
 from packsvc.errors import ConfigError, SourceError
-from packsvc.run.tasks import _base_here
 from packsvc.run.shipping import LocalPaths, job_hash, local_path, make_package, tokenizer_files
+from packsvc.run.tasks import _base_here
 from packsvc.sources import list_inputs
 
 
