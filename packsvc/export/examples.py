@@ -4,16 +4,18 @@ Labels are -100 off target and on the first token, so that an example that anoth
 is never learned from it. Where the output has loss weights they go along as `loss_weight`; none of these trainers
 reads that column by itself.
 
-    # Axolotl: rows that have these three columns are taken as they are
+    # Axolotl (read by its 0.19): rows that have these three columns are taken as they are
     datasets:
       - path: DEST
         ds_type: parquet
         type:
     sample_packing: true
     train_on_inputs: true          # the labels are already masked
-    # LLaMA-Factory: tokenized_path: a datasets.save_to_disk of these rows
-    # ms-swift: the same as a cached dataset
-    # Unsloth: SFTTrainer(train_dataset=load_dataset("parquet", ...), args=SFTConfig(packing=False, max_length=None))
+    # Unsloth: SFTTrainer(train_dataset=load_dataset("parquet", ...), args=SFTConfig(max_length=None)); its TRL can pack
+    # them anew (packing=True, max_length=SEQ_LEN), but rows packed here (--to trl) are the better choice
+    # LLaMA-Factory (by its source): tokenized_path: DISK, after load_dataset("parquet", ...).save_to_disk(DISK); it
+    # packs only while it tokenizes, so these rows are then trained unpacked
+    # ms-swift (by its source): --cached_dataset DISK, with a column lengths added
 """
 
 from __future__ import annotations

@@ -19,9 +19,14 @@ def list_table(columns: Mapping[str, Column]) -> pa.Table:
     """A table of one list column for each name; the lists have the type of their values."""
     arrays = []
     for values, offsets in columns.values():
-        flat = pa.array(np.ascontiguousarray(values))
-        arrays.append(cast(Any, pa.ListArray).from_arrays(pa.array(offsets.astype(np.int32)), flat))
+        arrays.append(cast(Any, pa.ListArray).from_arrays(_array(offsets.astype(np.int32)), _array(values)))
     return pa.Table.from_arrays(arrays, names=list(columns))
+
+
+def _array(values: NDArray[Any]) -> Any:
+    """A flat Arrow array over the same memory; `pa.array` would import pandas first, where that is installed."""
+    whole: Any = np.ascontiguousarray(values)
+    return cast(Any, pa.Array).from_buffers(pa.from_numpy_dtype(whole.dtype), len(whole), [None, pa.py_buffer(whole)])
 
 
 def write_parquet(path: Path, tables: Iterable[pa.Table], *, rows_per_group: int) -> None:

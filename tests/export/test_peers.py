@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.trainers import tiny_tokenizer
 from packsvc.export import export_dataset
 from tests.export.megatron_loader import load_megatron_sft
 from tests.export.oracle import Pair, rows_of, stored
@@ -107,6 +108,45 @@ def test_megatron_bridge_drops_what_the_notes_count(out: Written, tmp_path: Path
     lost = len(wanted) - sum(len(pairs) for pack in found for pairs in pack)
     assert lost > 0
     assert any(note.startswith(f"{lost} targets stand right after token {eos}:") for note in made.notes)
+
+
+def test_axolotl_loads_and_packs_the_same_pairs(out: Written, tmp_path: Path):
+    """By its loader, its sampler and its collator, with the config lines that `packsvc.export.examples` names."""
+    sft = pytest.importorskip("axolotl.utils.data.sft")
+    from axolotl.utils.collators.batching import V2BatchSamplerDataCollatorForSeq2Seq
+    from axolotl.utils.dict import DictDefault
+    from axolotl.utils.samplers.multipack import MultipackBatchSampler
+    from axolotl.utils.samplers.utils import get_dataset_lengths
+    from torch.utils.data import SequentialSampler
+
+    export_dataset(out.path, str(tmp_path / "d"), to="examples")
+    lines = {
+        "datasets": [{"path": str(tmp_path / "d"), "ds_type": "parquet", "type": None}],
+        "sequence_len": 32,
+        "sample_packing": True,
+        "train_on_inputs": True,
+        "excess_length_strategy": "raise",
+    }
+    others = {"micro_batch_size": 1, "gradient_accumulation_steps": 1, "batch_size": 1, "num_epochs": 1, "seed": 42,
+              "val_set_size": 0, "dataset_num_proc": 1, "world_size": 1, "sample_packing_bin_size": 200,
+              "sample_packing_group_size": 100_000, "tokenizer_config": "none",
+              "dataset_prepared_path": str(tmp_path / "prepared")}  # fmt: skip
+    tokenizer = tiny_tokenizer()
+    tokenizer.name_or_path = "tiny"
+    rows = sft.prepare_datasets(DictDefault(lines | others), tokenizer)[0]
+    sampler = MultipackBatchSampler(
+        SequentialSampler(rows), batch_size=1, batch_max_len=32, lengths=get_dataset_lengths(rows), bin_size=200,
+        drop_last=False, num_processes=1,
+    )  # fmt: skip
+    collate = V2BatchSamplerDataCollatorForSeq2Seq(tokenizer)
+    found: Counter[tuple[Pair, ...]] = Counter()
+    for chosen in sampler:
+        batch = collate([[rows[i] for i in pack] for pack in chosen])
+        tokens, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+        numbers = batch["attention_mask"][0].tolist()
+        bounds = [i for i in range(len(numbers)) if i == 0 or numbers[i] != numbers[i - 1]]
+        found.update(read_off(tokens, [*labels[1:], -100], [*bounds, len(numbers)]))
+    assert found == Counter(pairs for pack in pairs_of(stored(out)) for pairs in pack)
 
 
 def megatron_batches(sft: Any, rows: list[Any], folder: Path, eos: int) -> list[list[tuple[Pair, ...]]]:

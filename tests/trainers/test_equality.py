@@ -46,3 +46,14 @@ def test_ranks_and_batches_have_unlike_numbers_of_targets(eight: str):
         counts = [batch.num_loss_tokens for batch in stream]
     assert len(counts) == 4
     assert max(counts) > 1.2 * min(counts)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_x14_positions_with_boundaries_keep_examples_apart_on_other_attention_too(
+    eight: str, separate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attention: str
+):
+    monkeypatch.setattr(table, "register", lambda: attention)
+    for name in ("plain loop", "transformers Trainer"):
+        loss, gradients = TRAINERS[name][1](eight, tmp_path / name)
+        assert loss == pytest.approx(separate[0], rel=1e-6)
+        assert difference(gradients, separate[1]) < GOAL
