@@ -1,7 +1,8 @@
 """The packs of one output by number: counts first, rows after, each shard checked when it is first touched.
 
-Packs are read page by page, in any order; what a shard needs in memory is its counts and where its pages are.
-Safe under several threads, which may read the same shard at the same time.
+Packs are read page by page, in any order; what a shard needs in memory is its counts and where its pages are. Where
+shards are kept in a cache, the first packs need not wait for whole shards: they are read by ranges while these are
+fetched. Safe under several threads, which may read the same shard at the same time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -28,6 +30,7 @@ CACHE_BYTES = 64 << 20
 a form that only pyarrow reads."""
 COUNT_BYTES = 64 << 20
 MAX_OPEN_SHARDS = 64
+FETCHES_AT_ONCE = 4
 
 V = TypeVar("V")
 Counts = dict[str, NDArray[np.int64]]
@@ -70,6 +73,13 @@ class PackSource:
             PageReader(ShardReader(held, entry, plan_id=manifest.plan_id, seq_len=manifest.seq_len), self._kept)
             for entry in manifest.shards
         ]
+        self._store = store
+        self._far: dict[int, PageReader] = {}
+        """Readers of shards that are being fetched."""
+        self._fetches: dict[int, Future[None]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun = False
+        """Packs have been read: from now on, reading waits for the cache."""
         self._locks = [threading.Lock() for _ in self._readers]
         self._opened: OrderedDict[int, None] = OrderedDict()
         self._busy = [0] * len(self._readers)
@@ -120,6 +130,7 @@ class PackSource:
                 found[place] = pages
             for name, column in counts.items():
                 of[name][places] = column[inside]
+        self._begun = True
         check_packs(found, of, lambda place: self._place(int(packs[place])))
         return [
             PackRow(pages.input_ids, pages.loss_mask, pages.loss_weight, pages.cu_seqlens[: num_segments + 1])
@@ -127,7 +138,10 @@ class PackSource:
         ]
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Let go of all files; what is being fetched is waited for."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
         for shard in range(len(self._readers)):
             with self._locks[shard]:
                 self._close(shard)
@@ -159,26 +173,30 @@ class PackSource:
         """What to say of packs that could not be read together: which is the first that cannot be read alone."""
         for pack, number in zip(packs.tolist(), inside.tolist(), strict=True):
             try:
-                self._readers[shard].read(np.array([number]), counts)
+                self._reader(shard).read(np.array([number]), counts)
             except DamageError as alone:
                 return f"pack {pack} cannot be read: {alone}"
         return f"pack {int(packs.min())} or one near it cannot be read: {error}"
 
     def _read(self, shard: int, read: Callable[[PageReader], V]) -> V:
         """Read from one shard; where it was fetched from afar and is damaged, fetch it once more."""
-        reader = self._readers[shard]
         with self._at_hand(shard):
             try:
-                return read(reader)
+                return read(self._reader(shard))
             except DamageError:
                 if not self._is_remote:
                     raise
             with self._locks[shard]:
+                reader = self._readers[shard]
                 reader.close()
                 if self._cache is not None:
-                    self._cache.forget(reader.shard.entry)
-                    self._cache.fetch(reader.shard.entry)
+                    if self._far.pop(shard, None) is None:
+                        self._cache.forget(reader.shard.entry)
+                    self._fetch(shard)
             return read(reader)
+
+    def _reader(self, shard: int) -> PageReader:
+        return self._far.get(shard) or self._readers[shard]
 
     def _read_counts(self, reader: PageReader) -> Counts:
         found = reader.counts()
@@ -204,7 +222,7 @@ class PackSource:
     def _use(self, shard: int) -> None:
         """Keep the number of open files bounded, and fetch the shard where it is far. With the shard's lock held."""
         with self._opened_lock:
-            is_open = shard in self._opened
+            is_open = shard in self._opened and shard not in self._far
             self._opened[shard] = None
             self._opened.move_to_end(shard)
             spare = [] if is_open else list(self._opened)[: max(0, len(self._opened) - self._max_open)]
@@ -218,13 +236,32 @@ class PackSource:
                         self._close(other)
                 finally:
                     self._locks[other].release()
-        if self._cache is not None:
-            self._cache.fetch(self._readers[shard].shard.entry)
+        if self._cache is None:
+            return
+        if self._begun or self._cache.holds(self._readers[shard].shard.entry):
+            self._fetch(shard)
+            self._far.pop(shard, None)
+        elif shard not in self._far:
+            near = self._readers[shard].shard
+            far = ShardReader(self._store, near.entry, plan_id=near.plan_id, seq_len=near.seq_len)
+            self._far[shard] = PageReader(far, self._kept)
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="packsvc-fetch")
+            self._fetches[shard] = self._pool.submit(self._cache.fetch, near.entry)
+
+    def _fetch(self, shard: int) -> None:
+        """Have a shard in the cache. With the shard's lock held."""
+        assert self._cache is not None
+        begun = self._fetches.pop(shard, None)
+        if begun is not None:
+            begun.result()
+        self._cache.fetch(self._readers[shard].shard.entry)
 
     def _close(self, shard: int) -> None:
         """Called with the shard's lock held."""
         reader = self._readers[shard]
         reader.close()
+        self._far.pop(shard, None)
         if self._cache is not None:
             self._cache.release(reader.shard.entry)
         with self._opened_lock:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.objectstore import moto_address, s3
 from tests.stream.outputs import Written, write_output
+
+__all__ = ["moto_address", "s3"]
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
 import pytest
 
 from packsvc.errors import ConfigError, DamageError
+from packsvc.storage import Store
+from packsvc.storage import store as store_module
 from packsvc.stream import PackStream
+from packsvc.stream.cache import CacheSettings, ShardCache
+from tests.objectstore import READ_TIMEOUT_SECONDS, Bucket, Fault
 from tests.stream.oracle import fields_of
 from tests.stream.outputs import Written, write_output
 
@@ -113,3 +123,99 @@ def test_a_truncated_download_never_becomes_a_shard(local: Written, remote: str,
     with pytest.raises(DamageError, match="the manifest says"):
         next(iter(PackStream(remote, shuffle=False, threads=0, cache_dir=tmp_path / "c")))
     assert cached(tmp_path / "c") == []
+
+
+def test_the_first_packs_are_read_by_ranges_while_shards_are_fetched(
+    local: Written, remote: str, tmp_path, monkeypatch
+):
+    may_fetch, read = threading.Event(), Store.read
+
+    def held_back(self, name):
+        assert not name.startswith("shards") or may_fetch.wait(60)
+        return read(self, name)
+
+    monkeypatch.setattr(Store, "read", held_back)
+    expected = [fields_of(batch) for batch in PackStream(local.path, batch_packs=3)]
+    with PackStream(remote, batch_packs=3, threads=0, cache_dir=tmp_path / "c") as stream:
+        batches = iter(stream)
+        assert fields_of(next(batches)) == expected[0]
+        assert not [path for path in cached(tmp_path / "c") if path.suffix == ".parquet"]
+        may_fetch.set()
+        assert [fields_of(batch) for batch in batches] == expected[1:]
+    assert len(cached(tmp_path / "c")) == 5
+
+
+def test_processes_of_a_machine_fetch_a_shard_once(local: Written, remote: str, tmp_path, monkeypatch):
+    fetched, read = collections.Counter(), Store.read
+
+    def counted(self, name):
+        fetched[name] += 1
+        return read(self, name)
+
+    monkeypatch.setattr(Store, "read", counted)
+    manifest = local.manifest
+    caches = [
+        ShardCache(Store(remote), manifest, CacheSettings(folder=str(tmp_path / "c"), limit_bytes=None))
+        for _ in range(4)
+    ]
+    with ThreadPoolExecutor(4) as pool:  # each has locks of its own, as another process would
+        for entry in manifest.shards:
+            list(pool.map(lambda cache, entry=entry: cache.fetch(entry), caches))
+    assert fetched == {entry.path: 1 for entry in manifest.shards}
+    assert {path.suffix for path in cached(tmp_path / "c")} == {".parquet"}
+
+
+KILLED = """
+import sys, time
+from packsvc.shards import Manifest
+from packsvc.storage import Store
+from packsvc.stream.cache import CacheSettings, ShardCache
+
+def killed_here(self, path, data):
+    path.with_name(f"{path.name}.1-abc.tmp").write_bytes(data[:100])
+    print("half", flush=True)
+    time.sleep(600)
+
+ShardCache._put = killed_here
+store = Store(sys.argv[1])
+manifest = Manifest.load(store)
+ShardCache(store, manifest, CacheSettings(folder=sys.argv[2], limit_bytes=None)).fetch(manifest.shards[0])
+"""
+
+
+def test_a_reader_that_was_killed_hurts_no_other(local: Written, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, local.path, str(tmp_path / "c")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "half\n"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert {path.suffix for path in cached(tmp_path / "c")} == {".lock", ".tmp"}
+    settings = CacheSettings(folder=str(tmp_path / "c"), limit_bytes=None)
+    ShardCache(Store(local.path), local.manifest, settings).fetch(local.manifest.shards[0])
+    assert [path.name for path in cached(tmp_path / "c")] == [Path(local.manifest.shards[0].path).name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_cache", [False, True])
+def test_a_bucket_that_fails_every_fifth_request_gives_the_same_batches(
+    local: Written, s3: Bucket, tmp_path, monkeypatch, with_cache: bool
+):
+    monkeypatch.setattr(store_module, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(store_module, "LONGEST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(pytest.importorskip("s3fs").S3FileSystem, "retries", 2)
+    store = Store(f"{s3.url}/o")
+    for path in Path(local.path).rglob("*"):
+        if path.is_file():
+            store.publish(str(path.relative_to(local.path)), path.read_bytes())
+    expected = [fields_of(batch) for batch in PackStream(local.path, batch_packs=2)]
+    kinds = (Fault.UNAVAILABLE, Fault.THROTTLED, Fault.DROPPED, Fault.CUT, Fault.SLOW)
+    requests, faults = itertools.count(1), itertools.cycle(kinds)
+    s3.faults = lambda method, path: next(faults) if next(requests) % 5 == 0 else None
+    options = {"cache_dir": tmp_path / "c"} if with_cache else {}
+    hasty = {"config_kwargs": {"read_timeout": READ_TIMEOUT_SECONDS}}
+    with PackStream(s3.url + "/o", batch_packs=2, storage_options=hasty, **options) as stream:
+        assert [fields_of(batch) for batch in stream] == expected
+    assert len(s3.met) >= 3
