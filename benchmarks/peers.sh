@@ -36,7 +36,7 @@ for name in "${@:-olmo torchtune megatron axolotl}"; do
             echo "$project: not installable here, see $log"
             continue
         fi
-        if "$bin/python" -m pytest -q -p no:cacheprovider tests/export/test_peers.py -k "$project" >"$log" 2>&1; then
+        if "$bin/python" -m pytest -p no:cacheprovider tests/export/test_peers.py -k "$project" >"$log" 2>&1; then
             echo "$project: $(tail -1 "$log")"
         else
             echo "$project: FAILED, see $log"

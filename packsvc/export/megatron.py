@@ -81,8 +81,8 @@ class Megatron:
                 f"a segment of one token in {self._source.split}: it has no label; run `packsvc validate`"
             )
         self._count_after_stops(segments)
+        # The next segment's first token has no loss, so this is 0 on a segment's last one.
         predicts = np.append(segments.mask[1:], False)
-        predicts[segments.offsets[1:] - 1] = False
         stored = -(-(lengths - 1) // self._multiple) * self._multiple + 1
         offsets = np.zeros(len(stored) + 1, dtype=np.int64)
         np.cumsum(stored, out=offsets[1:])
