@@ -149,7 +149,7 @@ def told(tokenizer: str, name: str, counts: collections.Counter[str]) -> bool:
     )
 
 
-MARKER = re.compile(r"<\|[^|<>\n' ]+\|?>|<[a-z_]+\|>|<(?:start|end)_of_turn>|</?s>|<｜[^｜]+｜>|\[/?[A-Z_]+\]")
+MARKER = re.compile(r"<\|[^|<>\n' ]+\|?>|<[a-z_]+\|>|<(?:start|end)_of_turn>|</?s>|<｜[^｜]+｜>|\[/?[A-Z_]+\]|<end_of_utterance>")
 
 
 def templates() -> bool:
@@ -167,7 +167,7 @@ def templates() -> bool:
         return True
     base = make_job({"tokenizer": "x", "sources": [{"path": str(QUICKSTART / "data"), "name": "quickstart"}]})
     rows = [e for _, found, _ in examples_of(base, 40) for e in found if e.kind is ExampleKind.CHAT]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(QUICKSTART / "tokenizers" / "qwen3")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(QUICKSTART / "tokenizers" / "qwen3", bos_token="<s>")
     good = True
     folder = Path(next(iter(spec.submodule_search_locations or ()))) / "chat_templates"
     for path in sorted(folder.glob("*.jinja")):

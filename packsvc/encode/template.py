@@ -137,7 +137,8 @@ def _sandbox(source: str) -> Environment:
     try:
         environment: Environment = _compile_jinja_template(source).environment
     except TemplateSyntaxError as error:
-        raise EncodeError(f"the chat template is not valid Jinja, line {error.lineno}: {error.message}.") from error
+        what = str(error.message).rstrip(".")
+        raise EncodeError(f"the chat template is not valid Jinja, line {error.lineno}: {what}.") from error
     return environment
 
 
