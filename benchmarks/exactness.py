@@ -149,7 +149,9 @@ def told(tokenizer: str, name: str, counts: collections.Counter[str]) -> bool:
     )
 
 
-MARKER = re.compile(r"<\|[^|<>\n' ]+\|?>|<[a-z_]+\|>|<(?:start|end)_of_turn>|</?s>|<｜[^｜]+｜>|\[/?[A-Z_]+\]|<end_of_utterance>")
+MARKER = re.compile(
+    r"<\|[^|<>\n' ]+\|?>|<[a-z_]+\|>|<(?:start|end)_of_turn>|</?s>|<｜[^｜]+｜>|\[/?[A-Z_]+\]|<end_of_utterance>"
+)
 
 
 def templates() -> bool:
