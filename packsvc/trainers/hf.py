@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from packsvc.errors import ConfigError, StateError
@@ -120,12 +119,6 @@ class _Packs:
             return cast(Any, super()).get_eval_dataloader(eval_dataset)
         chosen.set_epoch(0)
         return _Loader(_Rows(chosen), batch_size=None)
-
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        samples, count = cast(Any, super()).get_batch_samples(epoch_iterator, num_batches, device)
-        if isinstance(count, torch.Tensor):
-            count = count.clamp(min=1)  # a step without targets has the loss 0, not 0/0
-        return samples, count
 
     def compute_loss(
         self, model: Any, inputs: Row, return_outputs: bool = False, num_items_in_batch: Any = None, **rest: Any

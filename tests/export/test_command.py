@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,21 @@ def test_exit_codes_of_export(run, small: Written, tmp_path: Path):  # noqa: F81
     assert run("export", tmp_path / "none", tmp_path / "d", "--to", "trl")[0] == 2
     assert run("export", small.path, tmp_path / "d", "--to", "nemo")[0] == 2
     assert run("export", small.path, tmp_path / "d")[0] == 2
+
+
+def test_damage_ends_with_exit_code_1(run, small: Written, tmp_path: Path):  # noqa: F811
+    shutil.copytree(small.path, tmp_path / "bad")
+    shard = tmp_path / "bad" / small.manifest.shards[0].path
+    data = bytearray(shard.read_bytes())
+    data[200] ^= 4
+    shard.write_bytes(data)
+    code, shown, said = run("export", tmp_path / "bad", tmp_path / "d", "--to", "trl")
+    assert (code, shown) == (1, "")
+    assert shard.name in said
+    assert "Traceback" not in said
+
+
+def test_weights_that_cannot_be_said_end_with_exit_code_2(run, weighted: Written, tmp_path: Path):  # noqa: F811
+    code, _, said = run("export", weighted.path, tmp_path / "d", "--to", "megatron")
+    assert code == 2
+    assert "--to examples" in said
