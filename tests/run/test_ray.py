@@ -1,20 +1,29 @@
-"""On Ray: the same bytes whatever the number of workers, the order, or who is killed when."""
+"""On Ray: the same bytes whatever the number of workers, the order, or who is killed when.
 
+One cluster serves the whole file: a head without CPUs, and nodes that are added and lost as the tests go on. What
+is slow is starting processes, so groups are tiny and the tokenizer a toy; a task waits where a test has to kill it.
+"""
+
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import packsvc.run.driver as driver
 from packsvc.run import pack
 from tests.encode import toys
 from tests.run.jobs import WORDS, shard_bytes, small_job, write_rows
 
 pytestmark = [pytest.mark.ray_local, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+GROUPS = 6
 
 
 @pytest.fixture(scope="module")
@@ -22,62 +31,210 @@ def toy(tmp_path_factory):
     return Path(toys.save(toys.words(vocabulary=sorted(set(WORDS))), tmp_path_factory.mktemp("toy")))
 
 
+def job_in(folder, toy):
+    write_rows(folder / "data" / "a.jsonl", 200)
+    write_rows(folder / "data" / "b.jsonl", 100, seed=1)
+    return small_job(folder, toy, packing={"group_examples": 50})
+
+
 @pytest.fixture
 def job(tmp_path, toy):
-    write_rows(tmp_path / "data" / "a.jsonl", 200)
-    write_rows(tmp_path / "data" / "b.jsonl", 100, seed=1)
-    return small_job(tmp_path, toy)
+    return job_in(tmp_path, toy)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_the_bytes_do_not_depend_on_the_number_of_workers(job, tmp_path, workers):
-    pack(job.model_copy(update={"output": "here"}), workers=0)
-    pack(job, workers=workers)
-    here, there = shard_bytes(tmp_path / "here"), shard_bytes(tmp_path / "out")
-    assert here == there
-    assert sum(name.startswith("commits/") for name in here) >= 8
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, toy):
+    """What the job's files are when it runs undisturbed in one process, without Ray."""
+    folder = tmp_path_factory.mktemp("here")
+    pack(job_in(folder, toy), workers=0)
+    found = shard_bytes(folder / "out")
+    assert sum(name.startswith("commits/") for name in found) >= GROUPS
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster whose head has no CPU; this process is connected to it."""
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "150")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    found = Cluster(initialize_head=True, head_node_args=head)
+    ray.init(address=found.address, log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": ENVIRONMENT})
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+def grow(cluster, *, to):
+    """Nodes of one CPU, until there are so many."""
+    while len(cluster.worker_nodes) < to:
+        cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    cluster.wait_for_nodes()
+
+
+def wait_for(condition, *, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+class Held:
+    """Tasks say `group pid` when they start, and wait until the test lets them go."""
+
+    def __init__(self, folder, monkeypatch):
+        self.marks, self.gate = folder / "marks", folder / "gate"
+        real = driver.group_task
+
+        def held(where, group, limits, *, marks=str(self.marks), gate=str(self.gate)):
+            with open(marks, "a") as file:
+                file.write(f"{group} {os.getpid()}\n")
+            while not os.path.exists(gate):
+                time.sleep(0.02)
+            return real(where, group, limits)
+
+        monkeypatch.setattr(driver, "group_task", held)
+
+    def started(self):
+        if not self.marks.exists():
+            return []
+        return [tuple(map(int, line.split())) for line in self.marks.read_text().splitlines()]
+
+    def let_go(self):
+        self.gate.touch()
+
+
+@pytest.fixture
+def held(tmp_path, monkeypatch):
+    return Held(tmp_path, monkeypatch)
+
+
+def run_while(job, act):
+    """Run the job here and `act` beside it; what `act` raises is raised."""
+    failed = []
+
+    def guarded():
+        try:
+            act()
+        except BaseException as error:
+            failed.append(error)
+
+    beside = threading.Thread(target=guarded)
+    beside.start()
+    pack(job)
+    beside.join()
+    if failed:
+        raise failed[0]
+
+
+def written(out):
+    """What is there less temporary files, which a worker that is killed leaves and no reader looks at."""
+    return {name: data for name, data in shard_bytes(out).items() if not name.endswith(".tmp")}
+
+
+def test_p9_one_two_and_four_workers_make_the_same_bytes_and_leave_the_object_store_empty(
+    cluster, job, tmp_path, expected
+):
+    import ray
+
+    used = []
+
+    def look(event):
+        free = ray.available_resources().get("object_store_memory", 0)
+        used.append(ray.cluster_resources()["object_store_memory"] - free)
+
+    for nodes in (1, 2, 4):
+        grow(cluster, to=nodes)
+        assert ray.cluster_resources()["CPU"] == nodes
+        pack(job.model_copy(update={"output": f"out-{nodes}"}), watch=look)
+        assert shard_bytes(tmp_path / f"out-{nodes}") == expected, nodes
+    assert len(used) > 3 * GROUPS
+    assert max(used) < 10e6
+
+
+def test_a_worker_killed_at_work_costs_its_group_alone(cluster, job, tmp_path, expected, held):
+    grow(cluster, to=2)
+
+    def kill_one():
+        wait_for(lambda: len(held.started()) >= 2)
+        os.kill(held.started()[-1][1], signal.SIGKILL)
+        held.let_go()
+
+    run_while(job, kill_one)
+    assert written(tmp_path / "out") == expected
+    groups = [group for group, _ in held.started()]
+    assert len(groups) == len(set(groups)) + 1
+    assert not (tmp_path / "out" / "failures").exists()
+
+
+def test_a_node_lost_without_warning_changes_nothing(cluster, job, tmp_path, expected, held):
+    grow(cluster, to=2)
+    before = len(cluster.worker_nodes)
+
+    def lose_one():
+        wait_for(lambda: len({pid for _, pid in held.started()}) >= before)
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        held.let_go()
+
+    run_while(job, lose_one)
+    assert len(cluster.worker_nodes) == before - 1
+    assert written(tmp_path / "out") == expected
+    groups = [group for group, _ in held.started()]
+    assert len(groups) > len(set(groups))
 
 
 DRIVER = """
-import sys
-from packsvc.run import pack
+import json, os, sys, time
+import packsvc.run.driver as driver
 from packsvc.config import parse_job
-import json
-tree, base, workers = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-pack(parse_job(tree, base=base), workers=workers)
+tree, base, address, most = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+real = driver.group_task
+
+def so_many(where, group, limits):
+    while group >= most:
+        time.sleep(1)
+    return real(where, group, limits)
+
+driver.group_task = so_many
+driver.pack(parse_job(tree, base=base), **({"address": address} if address else {"workers": 0}))
 """
 
 
-def start(job, tmp_path, workers):
-    import json
-
-    argv = [sys.executable, "-c", DRIVER, json.dumps(job.dump()), str(tmp_path), str(workers)]
-    return subprocess.Popen(
-        argv, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+def start(job, folder, *, address="", most=GROUPS):
+    """A driver in a process of its own, which never gets beyond `most` groups; its words go to a file."""
+    argv = [sys.executable, "-c", DRIVER, json.dumps(job.dump()), str(folder), address, str(most)]
+    with open(folder / "driver.log", "ab") as log:
+        return subprocess.Popen(argv, cwd=folder, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log)
 
 
-def commits(tmp_path):
-    folder = tmp_path / "out" / "commits"
-    return len(list(folder.glob("*.json"))) if folder.exists() else 0
+def commits(out):
+    return len(list((out / "commits").glob("*.json")))
 
 
-def test_a_driver_killed_at_any_moment_resumes_on_another_cluster_size(job, tmp_path):
-    pack(job.model_copy(update={"output": "here"}), workers=0)
-    driver = start(job, tmp_path, 2)
-    deadline = time.time() + 120
-    while commits(tmp_path) < 2 and time.time() < deadline:
-        time.sleep(0.05)
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
-    assert commits(tmp_path) >= 2
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    pack(job, workers=1)
-    assert shard_bytes(tmp_path / "out") == shard_bytes(tmp_path / "here")
+def test_a_driver_killed_in_the_middle_resumes_on_another_cluster_size(cluster, job, tmp_path, expected):
+    """The next driver starts at once, while workers of the first may still be there."""
+    out = tmp_path / "out"
+    grow(cluster, to=2)
+    first = start(job, tmp_path, address=cluster.address, most=2)
+    wait_for(lambda: first.poll() is not None or commits(out) == 2)
+    first.kill()
+    assert first.wait() == -signal.SIGKILL, (tmp_path / "driver.log").read_text()[-2000:]
+    assert not (out / "manifest.json").exists()
+    cluster.remove_node(next(iter(cluster.worker_nodes)))
+    pack(job)
+    assert written(out) == expected
 
 
-def test_two_drivers_racing_on_one_plan_end_with_one_output(job, tmp_path):
-    pack(job.model_copy(update={"output": "here"}), workers=0)
-    racing = [start(job, tmp_path, 1) for _ in range(2)]
-    assert [driver.wait(timeout=240) for driver in racing] == [0, 0]
-    assert shard_bytes(tmp_path / "out") == shard_bytes(tmp_path / "here")
+def test_two_drivers_racing_on_one_plan_end_with_one_output(cluster, job, tmp_path, expected):
+    """One on the cluster, one in a process of its own."""
+    grow(cluster, to=1)
+    beside = start(job, tmp_path)
+    try:
+        pack(job)
+        assert beside.wait(timeout=300) == 0, (tmp_path / "driver.log").read_text()[-2000:]
+    finally:
+        beside.kill()
+    assert written(tmp_path / "out") == expected
+    assert not list((tmp_path / "out").rglob("*.tmp"))
