@@ -48,7 +48,7 @@ def test_ranks_and_batches_have_unlike_numbers_of_targets(eight: str):
     assert max(counts) > 1.2 * min(counts)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa"])
 def test_x14_positions_with_boundaries_keep_examples_apart_on_other_attention_too(
     eight: str, separate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attention: str
 ):
