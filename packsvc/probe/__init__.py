@@ -8,7 +8,7 @@ makes or takes a pack, `calls` turns it into arguments as people call models, `m
 from packsvc.probe.calls import DEFAULT_CALLS, WHAT, Call, Inputs, Segment, inputs_of, segments_of
 from packsvc.probe.measuring import Figures
 from packsvc.probe.models import ProbedModel, open_model
-from packsvc.probe.packs import pack_of, position_findings, random_pack
+from packsvc.probe.packs import pack_of, position_findings, random_pack, shortest
 from packsvc.probe.probing import figures_of, limits_for, probe_call, probe_model
 from packsvc.probe.verdicts import CallResult, Limits, ProbeReport, Verdict, judge
 
@@ -35,4 +35,5 @@ __all__ = [
     "probe_model",
     "random_pack",
     "segments_of",
+    "shortest",
 ]

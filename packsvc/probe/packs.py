@@ -85,12 +85,12 @@ def pack_from(out: str | os.PathLike[str], *, vocabulary: int, fold: bool) -> tu
     return pack, findings
 
 
-def shortest(batch: PackedBatch) -> PackedBatch:
-    """A few segments of a batch, the shortest ones in their order, each cut at its end if it is long."""
+def shortest(batch: PackedBatch, *, segments: int = KEPT_SEGMENTS, tokens: int = KEPT_TOKENS) -> PackedBatch:
+    """A few segments of a batch, the shortest ones in their order, each cut at its end to so many tokens."""
     bounds = list(pairwise(batch.cu_seqlens.tolist()))
     several = [(stop - start, start) for start, stop in bounds if stop - start > 1]
-    kept = sorted(start for _, start in sorted(several)[:KEPT_SEGMENTS])
-    spans = [(start, min(stop, start + KEPT_TOKENS)) for start, stop in bounds if start in kept]
+    kept = sorted(start for _, start in sorted(several)[:segments])
+    spans = [(start, min(stop, start + tokens)) for start, stop in bounds if start in kept]
     ids = torch.cat([batch.input_ids[a:b] for a, b in spans])
     trained = torch.cat([batch.labels[a:b] >= 0 for a, b in spans])
     return pack_of(ids, trained, [b - a for a, b in spans])
