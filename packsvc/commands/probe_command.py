@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from packsvc.probe import CallResult
 
 CALL_HELP = (
-    "A way of calling, again for more; default: hf_trainer, loop, batch2, all_ones_mask. Also no_seq_idx, positions, "
-    "boundaries, mask_4d, ids_only; all: every one."
+    "Ways of calling, by commas or again; default: hf_trainer, loop, batch2, all_ones_mask. Also no_seq_idx, "
+    "positions, boundaries, mask_4d, ids_only; all: every one."
 )
 
 
@@ -56,7 +56,7 @@ def probe(
     """
     from packsvc.probe import DEFAULT_CALLS, Call, probe_model
 
-    wanted = list(call) if call else list(DEFAULT_CALLS)
+    wanted = [name for names in call for name in names.split(",")] if call else list(DEFAULT_CALLS)
     report = probe_model(
         model,
         attn=attn,

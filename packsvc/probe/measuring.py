@@ -84,7 +84,8 @@ def measure(
     ]
     labels = arguments.get("labels")
     loss_alone, num_targets = (None, 0) if labels is None else sum_alone(pieces, inputs.segments, labels)
-    loss = getattr(before, "loss", None)
+    # With the balance loss of experts in it, it is not the token mean.
+    loss = None if getattr(before, "aux_loss", None) is not None else getattr(before, "loss", None)
     return Figures(
         changed=float(difference[~touched].max()),
         seen=float(difference[touched].max()),

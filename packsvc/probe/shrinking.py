@@ -21,6 +21,9 @@ EXPERTS = 4
 WIDTH = 256
 """Of feed-forward layers."""
 
+LARGEST = 1 << 25
+"""Layers times the square of the width: up to here a model is made as its config says, if no smaller one can be."""
+
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks")
 LAYER_KINDS = ("layer_types", "layers_block_type", "block_types")
 SMALLER = {
@@ -48,7 +51,7 @@ evenly; wider weights make a leak as visible as in a trained one."""
 
 
 def shrunk(config: Any) -> Iterator[Any]:
-    """Ever larger configs of the same kind, the smallest first; the last is the config as it is."""
+    """Ever larger configs of the same kind, the smallest first; the last is the config as it is, unless it is large."""
     tree = config.to_dict()
     small = {
         name: min(value, tree[name])
@@ -63,7 +66,9 @@ def shrunk(config: Any) -> Iterator[Any]:
     for kinds in (True, False):
         cut = layers(config, tree) if kinds else {}
         yield rebuilt(config, {**tree, **small, **cut})
-    yield config
+    depth = max([tree[name] for name in LAYER_COUNTS if isinstance(tree.get(name), int)] or [1])
+    if depth * int(tree.get("hidden_size") or 1024) ** 2 <= LARGEST:
+        yield config
 
 
 def layers(config: Any, tree: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def line(
         "benchmark": "proof",
         "figure": figure,
         "value": round(statistics.median(values), 6),
-        "goal": goal if goal is None else round(goal, 4),
+        "goal": goal,
         "better": better,
         "spread": [round(min(values), 6), round(max(values), 6)],
         "unit": unit,
