@@ -17,7 +17,7 @@ packages() { # what to install for a project, on top of packsvc
         # Only its dataset is used (tests/export/megatron_loader.py): what it depends on needs CUDA to build.
         megatron) echo --no-deps megatron-core megatron-bridge ;;
         # Only its loader and collator are used: what it pins does not go together with a CPU build of PyTorch.
-        axolotl) echo --no-deps axolotl peft colorama posthog distro numba llvmlite addict ;;
+        axolotl) echo --no-deps axolotl peft colorama posthog distro backoff numba llvmlite addict trl accelerate psutil safetensors ;;
         *) echo "no such project: $1" >&2; return 2 ;;
     esac
 }
