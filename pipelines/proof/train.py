@@ -34,6 +34,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import packsvc
 from packsvc.attention import register
 
+TOKENIZER = Path(__file__).resolve().parent.parent / "quickstart" / "tokenizers" / "qwen3"
 BEGIN, SEPARATOR, ANSWERS, PROMPTS = 3, 4, range(8, 40), range(40, 64)
 PROMPT_WORDS, ANSWER_WORDS = 4, 6
 LENGTH = 1 + PROMPT_WORDS + 1 + ANSWER_WORDS
@@ -42,8 +43,11 @@ FLOOR = math.log(len(ANSWERS))
 RUNS = ("leak", "packsvc", "all_trained")
 
 
-def make_packs(folder: Path, *, num_pairs: int, seed: int, all_trained: bool) -> str:
-    """Write pairs of examples, neighbours in their file, and pack each pair into one pack."""
+def make_packs(folder: Path, *, num_pairs: int, seed: int, all_trained: bool, tokenizer: Path = TOKENIZER) -> str:
+    """Write pairs of examples, neighbours in their file, and pack each pair into one pack.
+
+    The ids are made here; any tokenizer that knows 64 of them will do.
+    """
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "pairs.jsonl", "w") as file:
@@ -57,7 +61,7 @@ def make_packs(folder: Path, *, num_pairs: int, seed: int, all_trained: bool) ->
                 file.write(json.dumps({"input_ids": ids, "loss_mask": [0] * trained + [1] * (LENGTH - trained)}) + "\n")
     job = packsvc.PackJob(
         name="pairs",
-        tokenizer=str(Path(__file__).parent.parent / "quickstart" / "tokenizers" / "qwen3"),
+        tokenizer=str(tokenizer),
         sources=[{"path": str(folder / "pairs.jsonl"), "format": "pretokenized"}],
         seq_len=2 * LENGTH,
         packing={"strategy": "next_fit"},  # neighbours stay together: a pair is a pack
@@ -122,7 +126,9 @@ def train(out: str, *, run: str, steps: int, seed: int, every: int = 10) -> Curv
     held_out, *_ = islice(stream, 1)
     model, curves = new_model(seed=seed, leak=leak), Curves()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step, batch in enumerate(islice(batches(stream), steps + 1)):
+    if len(stream) < steps + 2:
+        raise ValueError(f"{len(stream)} batches are not enough for {steps} steps on packs that were never seen")
+    for step, batch in enumerate(islice(after_first(stream), steps + 1)):
         if step % every == 0:
             curves.steps.append(step)
             for name, value in look(model.eval(), held_out, leak=leak).items():
@@ -134,8 +140,8 @@ def train(out: str, *, run: str, steps: int, seed: int, every: int = 10) -> Curv
     return curves
 
 
-def batches(stream: packsvc.PackStream) -> Iterator[packsvc.PackedBatch]:
-    """Epoch after epoch, without the first batch of the first, which is held out."""
+def after_first(stream: packsvc.PackStream) -> Iterator[packsvc.PackedBatch]:
+    """The epoch without its first batch, which is held out."""
     stream.set_epoch(0)
     yield from islice(stream, 1, None)
 

@@ -12,7 +12,11 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from tests.encode.toys import english, save
+
 FOLDER = Path(__file__).resolve().parents[2] / "pipelines" / "proof"
+STEPS = 160
+NUM_PAIRS = 16 * (STEPS + 2)
 CURVES = ([0, 10], [4.0, 1.0], [0.0, 1.0], [4.0, 3.5], [4.0, 5.0])
 
 
@@ -33,7 +37,9 @@ def script() -> Iterator[ModuleType]:
 
 @pytest.fixture(scope="module")
 def out(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return script.make_packs(tmp_path_factory.mktemp("pairs"), num_pairs=640, seed=0, all_trained=False)
+    folder = tmp_path_factory.mktemp("pairs")
+    toy = Path(save(english(), folder / "toy"))
+    return script.make_packs(folder, num_pairs=NUM_PAIRS, seed=0, all_trained=False, tokenizer=toy)
 
 
 def test_each_pack_holds_a_pair_with_one_answer(script, out):
@@ -43,12 +49,17 @@ def test_each_pack_holds_a_pair_with_one_answer(script, out):
         assert torch.equal(pair[0, -script.ANSWER_WORDS :], pair[1, -script.ANSWER_WORDS :])
         assert batch.num_loss_tokens == 2 * script.ANSWER_WORDS
         seen += 1
-    assert seen == 640
+    assert seen == NUM_PAIRS
+
+
+def test_steps_without_fresh_packs_are_refused(script, out):
+    with pytest.raises(ValueError, match="not enough"):
+        script.train(out, run="leak", steps=STEPS + 1, seed=0)
 
 
 @pytest.mark.slow
 def test_the_leak_copies_and_packsvc_cannot(script, out):
-    leak, ours = (script.train(out, run=run, steps=170, seed=0, every=170) for run in ("leak", "packsvc"))
+    leak, ours = (script.train(out, run=run, steps=STEPS, seed=0, every=STEPS) for run in ("leak", "packsvc"))
     assert leak.second_answer[-1] < 2.5
     assert leak.copied[-1] > 0.5
     assert leak.first_answer[-1] > script.FLOOR - 0.2
