@@ -16,7 +16,7 @@ from packsvc.config import PackJob
 from packsvc.encode import Encoder, load_encoder, merge_batches
 from packsvc.plan import permutation, place
 from packsvc.run.planning import GROUP_BYTES, evenly, list_all_inputs, recognise_all
-from packsvc.sources import Reading, passes, read_example, sample_rows
+from packsvc.sources import Reading, copies, passes, read_example, sample_rows
 from packsvc.types import Counts, EncodedBatch, Example, InputFile, Reject
 
 ROWS = 1000
@@ -80,26 +80,30 @@ def dry_run(job: PackJob, *, storage_options: Mapping[str, Any] | None = None) -
     inputs = list_all_inputs(job, storage_options=storage_options)
     readings = recognise_all(job, inputs, storage_options=storage_options)
     counts, rejects, batches = Counts(), list[Reject](), list[EncodedBatch]()
+    repeats: list[NDArray[np.int64]] = []
+    seen: dict[str, _Seen] = {}
     first: Example | None = None
-    bytes_seen = 0.0
     files = evenly(inputs, FILES)
     for file in files:
-        examples, seen = _examples(
+        here, before = seen.setdefault(file.source, _Seen()), counts.rows
+        examples, often, bytes_seen = _examples(
             job, file, readings[file.source], ROWS // len(files) or 1, counts, rejects, storage_options
         )
-        bytes_seen += seen
         batch = encoder.encode(examples, source=file.source)
         counts.add(batch.counts)
         rejects += batch.rejects
         batches.append(batch)
+        repeats.append(np.array([often.get(int(row), 1) for row in batch.row], np.int64))
+        here.rows += counts.rows - before
+        here.tokens += int((repeats[-1] * np.diff(batch.offsets)).sum())
+        here.size_bytes += bytes_seen
         if first is None and batch.num_segments:
             first = next(e for e in examples if e.row == int(batch.row[0]))
     batch = merge_batches(batches)
     lengths = np.diff(batch.offsets)
     input_bytes = sum(f.size_bytes for f in inputs)
-    scale = input_bytes / bytes_seen if bytes_seen else 0.0
-    tokens, efficiency = int(lengths.sum() * scale), _efficiency(job, lengths)
-    rows = int(counts.rows * scale)
+    efficiency = _efficiency(job, np.repeat(lengths, np.concatenate(repeats)) if repeats else lengths)
+    rows, tokens = _scaled(inputs, seen)
     return DryRun(
         audit_lines=encoder.audit_lines,
         readings={name: reading.why for name, reading in readings.items()},
@@ -122,6 +126,31 @@ def dry_run(job: PackJob, *, storage_options: Mapping[str, Any] | None = None) -
     )
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What was looked at of a source: rows, tokens with what `weight` repeats, and the stored bytes they stand for."""
+
+    rows: int = 0
+    tokens: int = 0
+    size_bytes: float = 0.0
+
+
+def _scaled(inputs: Sequence[InputFile], seen: Mapping[str, _Seen]) -> tuple[int, int]:
+    """Rows and tokens of the whole job: each source's by its bytes, one that was not looked at as the others are."""
+    whole = _Seen(
+        rows=sum(s.rows for s in seen.values()),
+        tokens=sum(s.tokens for s in seen.values()),
+        size_bytes=sum(s.size_bytes for s in seen.values()),
+    )
+    rows = tokens = 0.0
+    for file in inputs:
+        like = seen.get(file.source, whole)
+        if like.size_bytes:
+            rows += like.rows * file.size_bytes / like.size_bytes
+            tokens += like.tokens * file.size_bytes / like.size_bytes
+    return int(rows), int(tokens)
+
+
 def _examples(
     job: PackJob,
     file: InputFile,
@@ -130,16 +159,23 @@ def _examples(
     counts: Counts,
     rejects: list[Reject],
     storage_options: Mapping[str, Any] | None,
-) -> tuple[list[Example], float]:
-    """The first rows of a file as examples, and how many of its stored bytes they stand for."""
+) -> tuple[list[Example], dict[int, int], float]:
+    """The first rows of a file as examples, how often rows are packed if not once, and the stored bytes they are."""
     source = next(s for s in job.sources if s.name == file.source)
     rows = sample_rows(file, limit=limit, storage_options=storage_options)
     examples: list[Example] = []
+    often: dict[int, int] = {}
     for row in rows:
         if source.where and row.error is None and not passes(row, source.where):
             counts.rows += 1
             counts.filtered += 1
             continue
+        if source.weight != 1:
+            often[row.row] = copies(source.weight, seed=job.seed, source=source.name, path=file.path, row=row.row)
+            if often[row.row] == 0:
+                counts.rows += 1
+                counts.left_out += 1
+                continue
         example = read_example(row, reading, source_name=source.name)
         if isinstance(example, Reject):
             counts.rows += 1
@@ -149,12 +185,11 @@ def _examples(
         else:
             examples.append(example)
     if len(rows) < limit:
-        return examples, float(file.size_bytes)
+        return examples, often, float(file.size_bytes)
     text = sum(len(row.raw.encode()) + 1 if row.raw is not None else 0 for row in rows)
     plain = text if text and not file.path.endswith((".gz", ".zst")) else text / 4
-    return examples, float(
-        min(file.size_bytes, plain or file.size_bytes * limit / max(file.num_rows or 10 * limit, limit))
-    )
+    stands_for = min(file.size_bytes, plain or file.size_bytes * limit / max(file.num_rows or 10 * limit, limit))
+    return examples, often, float(stands_for)
 
 
 def _efficiency(job: PackJob, lengths: NDArray[np.int64]) -> float:
