@@ -3,6 +3,7 @@
 # make check  formatter, linter, types, import order, and the suite
 # make bench  every script of benchmarks/ but gpu.py, its figures kept under benchmarks/results/
 # make gpu    benchmarks/gpu.py: the kernels and a training step, where there is a GPU (under 8 minutes)
+# make peers  exports read back by the code of other trainers, in environments of their own
 # Each makes .venv first and installs into it, once per change of pyproject.toml.
 
 SHELL := /bin/bash
@@ -17,10 +18,10 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml Makefile | cksum | cut -d" " -f1)
 
-.PHONY: help demo test check bench bench-full gpu lint format clean-venv
+.PHONY: help demo test check bench bench-full gpu peers lint format clean-venv
 
 help:
-	@sed -n 's/^# //p' Makefile | head -6
+	@sed -n 's/^# //p' Makefile | head -7
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "packsvc needs Python 3.11 or later; none was found (set PYTHON=...)" >&2; exit 2; }
@@ -63,6 +64,10 @@ gpu:
 	@mkdir -p benchmarks/results
 	$(PYTHON) benchmarks/gpu.py | tee benchmarks/results/gpu.jsonl.new
 	@mv benchmarks/results/gpu.jsonl.new benchmarks/results/gpu.jsonl
+
+# Exports read back by Axolotl, torchtune, OLMo-core and Megatron-Bridge, in environments of their own.
+peers:
+	PYTHON=$(PYTHON) bash benchmarks/peers.sh
 
 format: $(STAMP)
 	$(BIN)/ruff format .
