@@ -77,7 +77,8 @@ def measure(
             after = model(**{**arguments, "input_ids": other}).logits
             pieces = [model(**alone(ids[s.row, s.start : s.stop])).logits[0] for s in inputs.segments]
         difference = (before.logits - after).abs().amax(dim=-1)
-        gradient = embedding_gradient(model, arguments, inputs.segments, touched).abs().amax(dim=-1)
+        gradient = embedding_gradient(model, arguments, inputs.segments, touched)
+        gradient = gradient.reshape(*touched.shape, -1).abs().amax(dim=-1)
     gaps = [
         (before.logits[s.row, s.start : s.stop] - piece).abs().max()
         for s, piece in zip(inputs.segments, pieces, strict=True)
@@ -117,7 +118,8 @@ def replaced(ids: torch.Tensor, size: int, seed: int) -> torch.Tensor:
 def embedding_gradient(
     model: torch.nn.Module, arguments: Mapping[str, Any], segments: Sequence[Segment], touched: torch.Tensor
 ) -> torch.Tensor:
-    """(rows, T, hidden): of the summed loss of the untouched segments, all of their tokens taken as targets."""
+    """(rows, T, hidden), or as the model lays it out: of the summed loss of the untouched segments, all of whose tokens
+    are taken as targets."""
     kept: list[torch.Tensor] = []
 
     def cut(module: torch.nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
