@@ -18,6 +18,8 @@ VOCABULARY = 256
 WINDOW = 4
 CHUNK = 8
 EXPERTS = 4
+HEADS = 4
+HEAD_WIDTH = 16
 WIDTH = 256
 """Of feed-forward layers."""
 
@@ -63,12 +65,28 @@ def shrunk(config: Any) -> Iterator[Any]:
         for name, value in tree.items()
         if name.endswith("_token_id") and isinstance(value, int) and value >= VOCABULARY
     }
-    for kinds in (True, False):
-        cut = layers(config, tree) if kinds else {}
-        yield rebuilt(config, {**tree, **small, **cut})
+    cut = layers(config, tree)
+    # A class that ties its widths together in other ways refuses the narrow one, or its first call fails.
+    yield rebuilt(config, {**tree, **small, **cut, **narrow(tree)})
+    yield rebuilt(config, {**tree, **small, **cut})
     depth = max([tree[name] for name in LAYER_COUNTS if isinstance(tree.get(name), int)] or [1])
     if depth * int(tree.get("hidden_size") or 1024) ** 2 <= LARGEST:
+        yield rebuilt(config, {**tree, **small})
         yield config
+
+
+def narrow(tree: dict[str, Any]) -> dict[str, Any]:
+    """Fields of an attention with four small heads, grouped if the model's are."""
+    heads = tree.get("num_attention_heads")
+    if not isinstance(heads, int) or not isinstance(tree.get("hidden_size"), int):
+        return {}
+    fields = {"hidden_size": HEADS * HEAD_WIDTH, "num_attention_heads": HEADS}
+    if isinstance(groups := tree.get("num_key_value_heads"), int):
+        fields["num_key_value_heads"] = HEADS if groups == heads else HEADS // 2
+    # With latent attention (DeepSeek) `head_dim` is the rotary part of the heads, which have widths of their own.
+    if isinstance(tree.get("head_dim"), int) and "qk_rope_head_dim" not in tree:
+        fields["head_dim"] = HEAD_WIDTH
+    return fields
 
 
 def layers(config: Any, tree: dict[str, Any]) -> dict[str, Any]:

@@ -228,3 +228,10 @@ def test_flash_attention_that_is_not_installed_has_a_stand_in_that_is_named(mode
     report = probe_model(model_path, attn="flash_attention_2", calls=["hf_trainer", "batch2"])
     assert [result.verdict for result in report.results] == ["clean", "leak"]
     assert any("stand-in" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "gpt_oss", "jamba"])
+def test_published_sizes_are_made_small(kind):
+    """671 billion parameters as the config says them; the smallest model that works is made, never the whole one."""
+    model, _ = from_config(AutoConfig.for_model(kind), "eager", kind)
+    assert sum(p.numel() for p in model.parameters()) < 10_000_000
