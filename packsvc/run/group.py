@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from packsvc.config import Format, Limits, PackJob, Source, Strategy
 from packsvc.encode import Encoder, merge_batches, open_encoder
 from packsvc.errors import ConflictError, LimitError
 from packsvc.plan import place
+from packsvc.run.group_counts import length_rows, loss_counts, shard_facts, source_records
 from packsvc.run.planfile import Plan, canonical_json
 from packsvc.run.shardpacks import read_packs
 from packsvc.run.tails import read_tails, select_tails, write_tails
@@ -38,7 +38,6 @@ from packsvc.storage import Store
 from packsvc.types import Counts, EncodedBatch, Example, Piece, Placement, Reason, Reject
 
 BATCH_ROWS = 1024
-COUNT_TOKENS = 1 << 20
 BATCH_BYTES = 8_000_000
 """A batch ends at the row that fills it: its text and what is made of it are held at once."""
 
@@ -86,7 +85,7 @@ def pack_group(plan: Plan, group: int, store: Store, *, limits: Limits) -> dict[
         "group": group,
         "kind": "rows",
         "rejects": reject_entry,
-        "sources": _source_records(plan, batch, repeats, rows.counts),
+        "sources": source_records(plan, batch, repeats, rows.counts),
         "lengths": length_rows(plan, job, batch, order),
         "audited": encoder.audited,
     }
@@ -111,7 +110,7 @@ def repack_group(plan: Plan, group: int, store: Store) -> dict[str, Any]:
         "group": group,
         "kind": "repacked",
         "rejects": None,
-        "sources": _source_records(plan, batch, np.ones(batch.num_segments, np.int64), counts),
+        "sources": source_records(plan, batch, np.ones(batch.num_segments, np.int64), counts),
         "lengths": length_rows(plan, job, batch, order),
         "audited": 0,
     }
@@ -273,55 +272,6 @@ def check_limits(limits: Limits, counts: Counts, *, seq_len: int, num_rows: int,
         )
 
 
-def _source_records(
-    plan: Plan,
-    batch: EncodedBatch,
-    repeats: NDArray[np.int64],
-    counts: Mapping[str, Counts],
-) -> dict[str, Any]:
-    """Counts of rows, segments and tokens by source; what is sent to the last round is in them."""
-    lengths = np.diff(batch.offsets)
-    loss = loss_counts(batch)
-    by_file = {i: f.source for i, f in enumerate(plan.inputs)}
-    names = np.array([by_file[int(f)] for f in np.unique(batch.file)], dtype=object)
-    which = names[np.searchsorted(np.unique(batch.file), batch.file)] if len(names) else np.zeros(0, object)
-    out: dict[str, Any] = {}
-    for name, c in sorted(counts.items()):
-        mine = which == name
-        out[name] = {
-            **asdict(c),
-            "rejected_by_reason": dict(sorted(c.rejected_by_reason.items())),
-            "segments": int(repeats[mine].sum()),
-            "tokens": int((repeats * lengths)[mine].sum()),
-            "loss_tokens": int((repeats * loss)[mine].sum()),
-            "max_segment_tokens": int(lengths[mine].max(initial=0)),
-            "sum_squared_lengths": int((repeats * lengths * lengths)[mine].sum()),
-        }
-    return out
-
-
-def loss_counts(batch: EncodedBatch) -> NDArray[np.int64]:
-    """(S,) trained tokens of each segment; a part of the tokens at a time, since `reduceat` copies what it casts."""
-    marks = np.searchsorted(batch.offsets, np.arange(0, batch.offsets[-1], COUNT_TOKENS))
-    bounds = np.unique([0, *marks, batch.num_segments])
-    out = np.zeros(batch.num_segments, np.int64)
-    for start, stop in pairwise(bounds):
-        at = batch.offsets[start : stop + 1]
-        out[start:stop] = np.add.reduceat(batch.loss_mask[at[0] : at[-1]], at[:-1] - at[0], dtype=np.int64)
-    return out
-
-
-def length_rows(plan: Plan, job: PackJob, batch: EncodedBatch, order: NDArray[np.int64]) -> list[list[Any]]:
-    """[split, source, length, examples] of all segments, sorted."""
-    lengths = np.diff(batch.offsets)[order]
-    names = sorted({f.source for f in plan.inputs})
-    source_of_file = np.array([names.index(f.source) for f in plan.inputs], np.int64)
-    keys = np.stack([batch.split[order].astype(np.int64), source_of_file[batch.file[order]], lengths], axis=1)
-    found, examples = np.unique(keys, axis=0, return_counts=True) if len(keys) else (keys, np.zeros(0, np.int64))
-    splits = job.split_names
-    return [[splits[s], names[n], int(length), int(e)] for (s, n, length), e in zip(found, examples, strict=True)]
-
-
 def _write_packs(
     plan: Plan,
     job: PackJob,
@@ -391,30 +341,10 @@ def _write_shards(
                 "split": split,
                 "size_bytes": len(data),
                 "sha256": digest,
-                **_facts(np.diff(batch.offsets), loss, placement, start, stop),
+                **shard_facts(np.diff(batch.offsets), loss, placement, start, stop),
             }
         )
     return out
-
-
-def _facts(
-    lengths: NDArray[np.int64], loss: NDArray[np.int64], placement: Placement, start: int, stop: int
-) -> dict[str, int]:
-    """Counts of packs [start, stop), from the tokens and the trained tokens of every segment."""
-    bounds = placement.pack_offsets[start : stop + 1]
-    segments = placement.order[bounds[0] : bounds[-1]]
-    lengths, loss = lengths[segments], loss[segments]
-    tokens = np.add.reduceat(lengths, bounds[:-1] - bounds[0])
-    return {
-        "num_packs": stop - start,
-        "num_segments": len(segments),
-        "num_tokens": int(lengths.sum()),
-        "num_loss_tokens": int(loss.sum()),
-        "sum_squared_lengths": int((lengths * lengths).sum()),
-        "max_segments": int(np.diff(bounds).max()),
-        "max_segment_tokens": int(lengths.max()),
-        "min_pack_tokens": int(tokens.min()),
-    }
 
 
 def derived_seed(seed: int, *names: str | int) -> int:
