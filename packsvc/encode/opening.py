@@ -27,6 +27,16 @@ from packsvc.encode.tokenizer import LoadedTokenizer, load_tokenizer
 from packsvc.errors import EncodeError
 
 _KEPT = 2
+_SHAPING = (
+    "tokenizer",
+    "revision",
+    "chat_template",
+    "template_kwargs",
+    "date",
+    "train_on",
+    "dropped_reasoning",
+    "control_tokens",
+)
 _engines: dict[bytes, Engine] = {}
 _loaded: dict[bytes, tuple[Engine, dict[str, Any], list[str]]] = {}
 
@@ -174,22 +184,17 @@ def _load_key(job: PackJob) -> bytes | None:
         return None
     files = [*folder.iterdir(), *([Path(job.resolve(job.chat_template))] if job.chat_template else [])]
     stats = [(str(f), s.st_size, s.st_mtime_ns, s.st_ino) for f in sorted(files) if f.exists() and (s := f.stat())]
-    names = (
-        "tokenizer",
-        "revision",
-        "chat_template",
-        "template_kwargs",
-        "date",
-        "train_on",
-        "dropped_reasoning",
-        "control_tokens",
-    )
-    dump = job.dump()
-    return orjson.dumps([{n: dump[n] for n in names}, [s["format"] for s in dump["sources"]], stats])
+    return orjson.dumps([_shaping(job), [s.format for s in job.sources], stats])
 
 
 def _key(job: PackJob, settings: dict[str, Any]) -> bytes:
-    return orjson.dumps([job.dump(), job.base, settings], option=orjson.OPT_SORT_KEYS)
+    return orjson.dumps([_shaping(job), job.base, settings], option=orjson.OPT_SORT_KEYS)
+
+
+def _shaping(job: PackJob) -> dict[str, Any]:
+    """The job's keys that an engine is made from."""
+    dump = job.dump()
+    return {name: dump[name] for name in _SHAPING}
 
 
 def _keep(job: PackJob, settings: dict[str, Any], engine: Engine) -> None:
