@@ -22,7 +22,7 @@ BASE = {"errors", "types"}
 FIRST = BASE | {"config", "storage"}
 MIDDLE = FIRST | {"sources", "encode", "plan", "assemble"}
 SHARDS = MIDDLE | {"shards"}
-READERS = SHARDS | {"run", "stream", "attention", "validation", "statistics", "view"}
+READERS = SHARDS | {"cluster", "run", "stream", "attention", "validation", "statistics", "view"}
 TOOLS = READERS | {"probe", "export", "trainers", "testing"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -30,15 +30,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "config": BASE,
     "storage": BASE,
+    "cluster": BASE,
     "sources": FIRST,
     "encode": FIRST,
     "plan": BASE,
     "assemble": BASE,
     "shards": MIDDLE,
-    "run": SHARDS,
+    "run": SHARDS | {"cluster"},
     "attention": BASE,
     "stream": SHARDS | {"attention"},
-    "validation": SHARDS,
+    "validation": SHARDS | {"cluster"},
     "statistics": SHARDS,
     "view": SHARDS,
     "probe": READERS,
@@ -61,6 +62,7 @@ MAY_LOAD: dict[str, set[str]] = {
     "types": set(),
     "config": {"pydantic", "yaml"},
     "storage": {"fsspec"},
+    "cluster": set(),
     "sources": {"pyarrow", "fsspec"},
     "encode": {"transformers", "tokenizers", "fastokens", "jinja2", "fsspec"},
     "plan": set(),

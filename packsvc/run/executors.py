@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from packsvc.cluster import leave_ray, start_ray
 from packsvc.errors import ClusterError, PacksvcError
-from packsvc.run.ray_start import leave_ray, start_ray
 
 WINDOW_PER_CPU = 2
 WAIT_SECONDS = 5.0

@@ -7,22 +7,18 @@ results which wait for an earlier one stay few.
 
 from __future__ import annotations
 
-import os
-import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum
 from typing import Any, TypeVar
 
+from packsvc.cluster import leave_ray, start_ray
 from packsvc.errors import ClusterError
 
 T = TypeVar("T")
 R = TypeVar("R")
-CONNECT_SECONDS = 20.0
-START_SECONDS = "120"
-"""A busy machine takes longer than Ray's own patience of 30 s to start."""
-WORKER_ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
 class Work(Enum):
@@ -68,7 +64,7 @@ def _on_ray(function: Callable[[T], R], items: Sequence[T], *, workers: int, add
     import ray as untyped
 
     ray: Any = untyped
-    mine = _start(ray, workers=workers, address=address)
+    mine = start_ray(ray, workers=workers, address=address, say=lambda line: print(line, file=sys.stderr))
     try:
         window = workers or 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
@@ -90,34 +86,4 @@ def _on_ray(function: Callable[[T], R], items: Sequence[T], *, workers: int, add
         raise ClusterError(f"Ray at {address or 'local'} failed: {words}; validate again") from error
     finally:
         if mine:
-            ray.shutdown()
-
-
-def _start(ray: Any, *, workers: int, address: str | None) -> bool:
-    """Connect, unless this process is connected already; whether there is something to shut down."""
-    if ray.is_initialized():
-        return False
-    if address is not None:
-        _check_answers(address)
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", START_SECONDS)
-    quiet = {"log_to_driver": False, "logging_level": "ERROR", "runtime_env": {"env_vars": WORKER_ENVIRONMENT}}
-    try:
-        if address is None:
-            ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
-        else:
-            ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        words = " ".join(str(error).split())
-        raise ClusterError(f"Ray at {address or 'local'}: no cluster could be reached or started: {words}") from error
-    return True
-
-
-def _check_answers(address: str) -> None:
-    """Raises ClusterError when nothing listens at host:port; Ray itself would go on asking for many minutes."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not host or not port.isdigit():
-        return  # "auto", "local" and the like: Ray knows at once
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        raise ClusterError(f"Ray at {address}: no cluster could be reached: {error}") from error
+            leave_ray(ray)

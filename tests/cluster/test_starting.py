@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from packsvc.cluster import check_listens, leave_ray, signals_later, start_ray
 from packsvc.errors import ClusterError
-from packsvc.run.ray_start import check_listens, leave_ray, signals_later, start_ray
 
 LATE = "The current node timed out during startup."
 
