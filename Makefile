@@ -37,7 +37,7 @@ demo: $(STAMP)
 	@PATH="$(abspath $(BIN)):$$PATH" bash pipelines/quickstart/demo.sh
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: lint test
 

@@ -65,6 +65,8 @@ def report(figure: str, values: Sequence[float], *, goal: float, better: str, un
         "spread": rounded[1:],
         "unit": unit,
         "against": against,
+        "tokenizer": Path(ARGUMENTS.tokenizer).name,
+        "rows": Path(ARGUMENTS.corpus).stem if ARGUMENTS.corpus else "quickstart",
         "version": importlib.metadata.version("packsvc"),
         "hardware": hardware(),
         "date": datetime.date.today().isoformat(),

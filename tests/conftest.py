@@ -24,6 +24,15 @@ settings.load_profile("packsvc")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that wait for Ray come first, then other slow ones, so that workers of the suite end together."""
+    rank: dict[Path, int] = {}
+    for item in items:
+        mine = 0 if item.get_closest_marker("ray_local") else 1 if item.get_closest_marker("slow") else 2
+        rank[item.path] = min(mine, rank.get(item.path, 2))
+    items.sort(key=lambda item: rank[item.path])
+
+
 @pytest.fixture(autouse=True)
 def _no_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing Ray raises in every test that is not marked `ray_local`: the core is pure."""
