@@ -126,6 +126,8 @@ def tables(options: argparse.Namespace) -> bool:
     for folder in options.tokenizer or [str(QUICKSTART / "tokenizers" / "qwen3")]:
         job = make_job({"tokenizer": os.path.abspath(folder), "sources": sources})
         encoder = load_encoder(job)
+        if encoder.tokenizer.chat_template:
+            pin_clock(encoder.tokenizer.get_chat_template())
         whole: collections.Counter[str] = collections.Counter()
         for name, examples, rejects in examples_of(job, options.rows):
             counts = compare(encoder, examples)
@@ -187,12 +189,20 @@ def templates() -> bool:
     return good
 
 
-def renders(source: str, rows: Sequence[Example], special: dict[str, Any]) -> tuple[int, int, int]:
-    """How many rows the template refuses, how many renders equal transformers', and of how many the turns are known."""
+def pin_clock(source: str) -> datetime.date:
+    """Let a template see the same day through transformers; which day."""
     from transformers.utils import chat_template_utils as utils
 
     today = datetime.date.fromisoformat(DATE)
     utils._compile_jinja_template(source).environment.globals["strftime_now"] = today.strftime
+    return today
+
+
+def renders(source: str, rows: Sequence[Example], special: dict[str, Any]) -> tuple[int, int, int]:
+    """How many rows the template refuses, how many renders equal transformers', and of how many the turns are known."""
+    from transformers.utils import chat_template_utils as utils
+
+    today = pin_clock(source)
     turns = TurnTemplate(source, variables=special, date=today)
     refused = equal = known = 0
     for row in rows:
