@@ -58,8 +58,8 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("extra", [{}, {"use_cache": False}, {"attention_mask": torch.ones(1, 28, dtype=torch.long)}])
-def test_packed_equals_alone_whatever_comes_along(family, extra):
-    """X2, X14, X22: a cache, a mask of ones or a window changes nothing; boundaries do the isolating."""
+def test_x2_x14_x22_packed_equals_alone_whatever_comes_along(family, extra):
+    """A cache, a mask of ones or a window changes nothing; boundaries do the isolating."""
     model = build(family, **FAMILIES[family])
     ids = torch.randint(1, 97, (28,), generator=torch.Generator().manual_seed(1))
     packed = model(**row(ids, LENGTHS), **extra).logits[0]

@@ -59,6 +59,21 @@ class Nested(OneLayer):
         return super().boundaries(arguments.get("packing", {}), total)
 
 
+class TwoStages(OneLayer):
+    """A pipeline of two stages, of which the second gets the boundaries or does not."""
+
+    def __init__(self, *, handed_on: bool) -> None:
+        super().__init__()
+        self.handed_on = handed_on
+
+    def forward(self, input_ids: torch.Tensor, **arguments: Any) -> Output:
+        x = self.embedding(input_ids[0])[:, None]
+        for stage in range(2):
+            cu = self.boundaries(arguments if stage == 0 or self.handed_on else {}, len(x))
+            x = x + varlen_attention(x, x, x, cu, int(cu.diff().max()))
+        return Output(logits=self.head(x[:, 0])[None])
+
+
 def probed(model: torch.nn.Module, attention: str = "its own") -> ProbedModel:
     return ProbedModel(name="mine", model=model, attention=attention, stand_in=False, config_only=True)
 
@@ -75,6 +90,12 @@ def test_a_model_of_ones_own_can_be_probed():
 def test_x7_a_default_mask_that_overwrites_the_boundaries_is_a_leak():
     assert_isolated(MaskOverwrites(), PACK)
     assert probe_call(probed(MaskOverwrites()), Call.ALL_ONES_MASK, PACK).verdict is Verdict.LEAK
+
+
+def test_x12_a_later_stage_without_the_boundaries_is_a_leak():
+    assert_isolated(TwoStages(handed_on=True), PACK)
+    with pytest.raises(AssertionError, match="leak"):
+        assert_isolated(TwoStages(handed_on=False), PACK)
 
 
 def test_x13_boundaries_that_the_model_does_not_read_are_a_leak():
