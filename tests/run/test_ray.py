@@ -4,6 +4,7 @@ One cluster serves the whole file: a head without CPUs, and nodes that are added
 is slow is starting processes, so groups are tiny and the tokenizer a toy; a task waits where a test has to kill it.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import packsvc.run.driver as driver
@@ -169,13 +171,29 @@ def test_a_worker_killed_at_work_costs_its_group_alone(cluster, job, tmp_path, e
     assert not (tmp_path / "out" / "failures").exists()
 
 
+def workers_of(node):
+    """Processes of a node's workers."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    return {child.pid for child in psutil.Process(raylet).children(recursive=True)}
+
+
 def test_a_node_lost_without_warning_changes_nothing(cluster, job, tmp_path, expected, held):
     grow(cluster, to=2)
     before = len(cluster.worker_nodes)
 
+    def at_work():
+        """A node on which a group has begun."""
+        pids = {pid for _, pid in held.started()}
+        return next((node for node in cluster.worker_nodes if pids & workers_of(node)), None)
+
     def lose_one():
-        wait_for(lambda: len({pid for _, pid in held.started()}) >= before)
-        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        wait_for(at_work)
+        node = at_work()
+        orphans = workers_of(node)  # they outlive their raylet a little, and would still finish their groups
+        cluster.remove_node(node, allow_graceful=False)
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         held.let_go()
 
     run_while(job, lose_one)
