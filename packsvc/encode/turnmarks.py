@@ -17,7 +17,6 @@ there but a real message, and `MarkWriter.captured` then says that this render m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 from jinja2 import Environment, nodes
@@ -239,18 +238,6 @@ class MarkWriter:
 def _regions(texts: list[str], events: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """(message, start, end) of the runs of characters that one message wrote."""
     regions: list[tuple[int, int, int]] = []
-    if len({place for place, _ in events}) == 1:  # one loop over the messages, as in most templates
-        begun = position = len(texts[0])
-        owner = -1
-        for (_, message), text in zip(events, islice(texts, 1, None), strict=True):
-            if message != owner:
-                if owner >= 0 and position > begun:
-                    regions.append((owner, begun, position))
-                owner, begun = message, position
-            position += len(text)
-        if owner >= 0 and position > begun:
-            regions.append((owner, begun, position))
-        return regions
     places: list[int] = []
     owners: list[int] = []
     owner, begun, position = -1, 0, len(texts[0])
