@@ -33,7 +33,7 @@ _DICT_METHODS = ("get", "items", "keys", "values")
 _LOCAL = re.compile(r"l_\d+_\w+\Z")
 _DICT_NAMES = frozenset(dir(dict))
 _PLAIN = frozenset({str, int, float, bool, type(None), list, dict, tuple})
-_GET, _METHOD = "packsvc_get", "packsvc_method_"
+_GET, _CALL = "packsvc_get", "packsvc_call"
 _VALUE = "l_packsvc_value"
 """A variable that holds a value from the check of its type until it is used, with nothing evaluated between."""
 _JSON_PROBE = {"a": [1, 1.5, None, True, "é<&'\"\\\n\u2028"], "b": {}}
@@ -90,7 +90,7 @@ class ShortcutGenerator(CodeGenerator):
             kind = "str" if method.attr in _STR_METHODS else "dict"
             value, given = self._source(method.node, frame), [self._source(arg, frame) for arg in node.args]
             self.write(f"({_VALUE}.{method.attr}({', '.join(given)}) if type({_VALUE} := {value}) is {kind} ")
-            self.write(f"else environment.{_METHOD}{method.attr}({', '.join(['context', _VALUE, *given])}))")
+            self.write(f"else environment.{_CALL}({', '.join(['context', _VALUE, repr(method.attr), *given])}))")
             return
         super().visit_Call(node, frame, forward_caller=forward_caller)
 
@@ -108,10 +108,7 @@ def take_shortcuts(environment: Environment) -> None:
     """Let `environment`, an overlay of the caller's own, compile with shortcuts."""
     environment.code_generator_class = ShortcutGenerator
     setattr(environment, _GET, _attribute_getter(environment))
-    for name in _STR_METHODS:
-        setattr(environment, _METHOD + name, _method_caller(environment, str, name))
-    for name in _DICT_METHODS:
-        setattr(environment, _METHOD + name, _method_caller(environment, dict, name))
+    setattr(environment, _CALL, _method_caller(environment))
     original = environment.filters.get("tojson")
     encoder = json.JSONEncoder(ensure_ascii=False)
     if original is not None and original(_JSON_PROBE) == encoder.encode(_JSON_PROBE):
@@ -126,10 +123,7 @@ def _attribute_getter(environment: Environment) -> Callable[[Any, str], Any]:
 
     def get(value: Any, name: str) -> Any:
         kind = type(value)
-        if kind is dict:
-            found = value.get(name, missing)
-            if found is not missing:
-                return found
+        if kind is dict:  # without that key: the template has looked
             # An undefined shows no more of its dict than that it is one, so one for each name will do.
             found = absent.get(name)
             if found is None:
@@ -144,12 +138,10 @@ def _attribute_getter(environment: Environment) -> Callable[[Any, str], Any]:
     return get
 
 
-def _method_caller(environment: Environment, kind: type, name: str) -> Callable[..., Any]:
-    method = getattr(kind, name)
+def _method_caller(environment: Environment) -> Callable[..., Any]:
+    """The sandbox's way to call a method."""
 
-    def call(context: Any, value: Any, *args: Any) -> Any:
-        if type(value) is kind:
-            return method(value, *args)
+    def call(context: Any, value: Any, name: str, *args: Any) -> Any:
         return environment.call(context, environment.getattr(value, name), *args)  # type: ignore[attr-defined]
 
     return call
