@@ -20,33 +20,22 @@ reads that column by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 
 from packsvc.export.layout import Source
 from packsvc.export.segments import Segments
-from packsvc.export.tables import Column, list_table, parquet_name, write_parquet
-
-ROWS_PER_GROUP = 10_000
+from packsvc.export.tables import Column, ListRows, list_table
 
 
-class Examples:
+class Examples(ListRows):
     """See the module."""
 
+    rows_per_group = 10_000
+
     def __init__(self, source: Source) -> None:
-        self._source = source
+        super().__init__(source)
         self._weighted = False
-
-    def write(self, chunks: Iterable[Segments], *, number: int, folder: Path) -> Iterator[Path]:
-        path = folder / parquet_name(self._source.split, number, self._source.num_shards)
-        write_parquet(path, map(self._table, chunks), rows_per_group=ROWS_PER_GROUP)
-        yield path
-
-    def extra_files(self) -> dict[str, bytes]:
-        return {}
 
     def notes(self) -> list[str]:
         notes = [
@@ -59,7 +48,7 @@ class Examples:
             )
         return notes
 
-    def _table(self, segments: Segments) -> pa.Table:
+    def table(self, segments: Segments) -> pa.Table:
         columns: dict[str, Column] = {
             "input_ids": (segments.ids, segments.offsets),
             "labels": (segments.labels, segments.offsets),

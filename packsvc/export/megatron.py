@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -28,30 +26,26 @@ from numpy.typing import NDArray
 from packsvc.errors import ConfigError, DamageError
 from packsvc.export.layout import Source
 from packsvc.export.segments import Segments
-from packsvc.export.tables import list_table, parquet_name, write_parquet
+from packsvc.export.tables import ListRows, list_table
 
-ROWS_PER_GROUP = 500
-SUFFIX = ".idx.parquet"
-"""The ending that all versions of the loader know as packed data."""
 METADATA = "packed_metadata.json"
 
 
-class Megatron:
+class Megatron(ListRows):
     """See the module."""
 
+    rows_per_group = 500
+    suffix = ".idx.parquet"
+    """The ending that all versions of the loader know as packed data."""
+
     def __init__(self, source: Source) -> None:
-        self._source = source
+        super().__init__(source)
         self._multiple = source.pad_to_multiple
         self._refuse_padding_that_may_not_fit()
         self._lengths = _Lengths()
         self._after_stop: Counter[int] = Counter()
         facts = source.manifest.tokenizer
         self._stops = [source.eos_id] if source.eos_id is not None else sorted({*facts.stop_ids, facts.pad_id})
-
-    def write(self, chunks: Iterable[Segments], *, number: int, folder: Path) -> Iterator[Path]:
-        path = folder / parquet_name(self._source.split, number, self._source.num_shards, SUFFIX)
-        write_parquet(path, map(self._table, chunks), rows_per_group=ROWS_PER_GROUP)
-        yield path
 
     def extra_files(self) -> dict[str, bytes]:
         record = self._lengths.to_json(pack_size=self._source.manifest.seq_len)
@@ -74,7 +68,7 @@ class Megatron:
             )
         return notes
 
-    def _table(self, segments: Segments) -> pa.Table:
+    def table(self, segments: Segments) -> pa.Table:
         lengths = segments.lengths
         if len(lengths) and lengths.min() < 2:
             raise DamageError(

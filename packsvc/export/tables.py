@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from packsvc.export.layout import Source
+from packsvc.export.segments import Segments
+
 Column = tuple[NDArray[Any], NDArray[np.int64]]
 """Values of all lists back to back, and where each list starts."""
+
+
+class ListRows(ABC):
+    """A format whose shards are one Parquet file of list columns each; what differs is the columns and the notes."""
+
+    rows_per_group: ClassVar[int] = 1000
+    suffix: ClassVar[str] = ".parquet"
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def write(self, chunks: Iterable[Segments], *, number: int, folder: Path) -> Iterator[Path]:
+        """See `Format`."""
+        path = folder / parquet_name(self._source.split, number, self._source.num_shards, self.suffix)
+        write_parquet(path, map(self.table, chunks), rows_per_group=self.rows_per_group)
+        yield path
+
+    def extra_files(self) -> dict[str, bytes]:
+        """See `Format`."""
+        return {}
+
+    @abstractmethod
+    def notes(self) -> list[str]:
+        """See `Format`."""
+
+    @abstractmethod
+    def table(self, segments: Segments) -> pa.Table:
+        """The rows of some segments."""
 
 
 def list_table(columns: Mapping[str, Column]) -> pa.Table:

@@ -12,33 +12,16 @@ learned across a boundary. The padding tail is one last entry of `seq_lens`; its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 
 from packsvc.assemble import position_ids
-from packsvc.export.layout import Source
 from packsvc.export.segments import IGNORED, Segments
-from packsvc.export.tables import list_table, parquet_name, write_parquet
-
-ROWS_PER_GROUP = 1000
+from packsvc.export.tables import ListRows, list_table
 
 
-class Torchtune:
+class Torchtune(ListRows):
     """See the module."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def write(self, chunks: Iterable[Segments], *, number: int, folder: Path) -> Iterator[Path]:
-        path = folder / parquet_name(self._source.split, number, self._source.num_shards)
-        write_parquet(path, map(_table, chunks), rows_per_group=ROWS_PER_GROUP)
-        yield path
-
-    def extra_files(self) -> dict[str, bytes]:
-        return {}
 
     def notes(self) -> list[str]:
         return [
@@ -46,21 +29,20 @@ class Torchtune:
             f"tokenizer.max_seq_len {self._source.manifest.seq_len}"
         ]
 
-
-def _table(segments: Segments) -> pa.Table:
-    packs = segments.packs
-    num_packs, seq_len = packs.input_ids.shape
-    rows = np.arange(num_packs + 1, dtype=np.int64) * seq_len
-    labels = np.where(packs.loss_mask, packs.input_ids, np.int32(IGNORED)).astype(np.int32)
-    is_last = np.zeros(len(packs.cu_seqlens), dtype=np.bool_)
-    is_last[packs.cu_offsets[1:] - 1] = True
-    lengths = np.append(np.diff(packs.cu_seqlens), 0)[~is_last].astype(np.int32)
-    positions = position_ids(packs.cu_seqlens, packs.cu_offsets, seq_len=seq_len)
-    return list_table(
-        {
-            "tokens": (packs.input_ids.reshape(-1), rows),
-            "labels": (labels.reshape(-1), rows),
-            "input_pos": (positions.reshape(-1), rows),
-            "seq_lens": (lengths, packs.cu_offsets - np.arange(num_packs + 1)),
-        }
-    )
+    def table(self, segments: Segments) -> pa.Table:
+        packs = segments.packs
+        num_packs, seq_len = packs.input_ids.shape
+        rows = np.arange(num_packs + 1, dtype=np.int64) * seq_len
+        labels = np.where(packs.loss_mask, packs.input_ids, np.int32(IGNORED)).astype(np.int32)
+        is_last = np.zeros(len(packs.cu_seqlens), dtype=np.bool_)
+        is_last[packs.cu_offsets[1:] - 1] = True
+        lengths = np.append(np.diff(packs.cu_seqlens), 0)[~is_last].astype(np.int32)
+        positions = position_ids(packs.cu_seqlens, packs.cu_offsets, seq_len=seq_len)
+        return list_table(
+            {
+                "tokens": (packs.input_ids.reshape(-1), rows),
+                "labels": (labels.reshape(-1), rows),
+                "input_pos": (positions.reshape(-1), rows),
+                "seq_lens": (lengths, packs.cu_offsets - np.arange(num_packs + 1)),
+            }
+        )

@@ -10,32 +10,15 @@ shifts), -100 off target and on each segment's first token. Padding tails are le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 
-from packsvc.export.layout import Source
 from packsvc.export.segments import Segments
-from packsvc.export.tables import list_table, parquet_name, write_parquet
-
-ROWS_PER_GROUP = 1000
+from packsvc.export.tables import ListRows, list_table
 
 
-class Trl:
+class Trl(ListRows):
     """See the module."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def write(self, chunks: Iterable[Segments], *, number: int, folder: Path) -> Iterator[Path]:
-        path = folder / parquet_name(self._source.split, number, self._source.num_shards)
-        write_parquet(path, map(_table, chunks), rows_per_group=ROWS_PER_GROUP)
-        yield path
-
-    def extra_files(self) -> dict[str, bytes]:
-        return {}
 
     def notes(self) -> list[str]:
         return [
@@ -43,12 +26,11 @@ class Trl:
             "packsvc.trainers.sft_trainer sets and checks this. Unsloth's SFTTrainer takes the same"
         ]
 
-
-def _table(segments: Segments) -> pa.Table:
-    return list_table(
-        {
-            "input_ids": (segments.ids, segments.pack_offsets),
-            "labels": (segments.labels, segments.pack_offsets),
-            "seq_lengths": (segments.lengths.astype(np.int32), segments.pack_segments),
-        }
-    )
+    def table(self, segments: Segments) -> pa.Table:
+        return list_table(
+            {
+                "input_ids": (segments.ids, segments.pack_offsets),
+                "labels": (segments.labels, segments.pack_offsets),
+                "seq_lengths": (segments.lengths.astype(np.int32), segments.pack_segments),
+            }
+        )
