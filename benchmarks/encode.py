@@ -15,9 +15,7 @@ import argparse
 import datetime
 import gc
 import importlib.metadata
-import json
 import os
-import statistics
 import sys
 import time
 import tracemalloc
@@ -45,44 +43,25 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 
 import numpy as np  # noqa: E402
+import reporting  # noqa: E402
+from inputs import read_inputs  # noqa: E402
 
 from packsvc.config import PackJob, load_job  # noqa: E402
 from packsvc.encode import Encoder, load_encoder  # noqa: E402
 from packsvc.encode.backends import TruthBackend  # noqa: E402
-from packsvc.sources import list_inputs, read_example, recognise, sample_rows  # noqa: E402
 from packsvc.types import Example, ExampleKind  # noqa: E402
 
 
-def report(figure: str, values: Sequence[float], *, goal: float, better: str, unit: str, against: str) -> None:
-    """Print one line: the median of some values and their extremes."""
-    rounded = [float(f"{value:.4g}") for value in (statistics.median(values), min(values), max(values))]
-    line = {
-        "benchmark": "encode",
-        "figure": figure,
-        "value": rounded[0],
-        "goal": goal,
-        "better": better,
-        "spread": rounded[1:],
-        "unit": unit,
-        "against": against,
-        "tokenizer": Path(ARGUMENTS.tokenizer).name,
-        "rows": Path(ARGUMENTS.corpus).stem if ARGUMENTS.corpus else "quickstart",
-        "version": importlib.metadata.version("packsvc"),
-        "hardware": hardware(),
-        "date": datetime.date.today().isoformat(),
-    }
-    print(json.dumps(line), flush=True)
+def report(figure: str, values: Sequence[float], **line: Any) -> None:
+    """See `reporting.report`."""
+    corpus = Path(ARGUMENTS.corpus).stem if ARGUMENTS.corpus else "quickstart"
+    names = {"tokenizer": Path(ARGUMENTS.tokenizer).name, "rows": corpus}
+    reporting.report("encode", figure, values, hardware=hardware(), **names, **line)
 
 
 def hardware() -> str:
     """Processor, one core of it, and the libraries that do the work."""
-    model = "unknown processor"
-    with open("/proc/cpuinfo") as file:
-        for row in file:
-            if row.startswith("model name"):
-                model = row.split(":", 1)[1].strip()
-                break
-    return f"{model}, 1 core, tokenizers {importlib.metadata.version('tokenizers')}"
+    return f"{reporting.processor()}, 1 core, tokenizers {importlib.metadata.version('tokenizers')}"
 
 
 def note(text: str) -> None:
@@ -99,14 +78,8 @@ def seconds(call: Callable[[], Any]) -> float:
 
 def read_rows(job: PackJob) -> Iterator[Example]:
     """The chats of a job's files."""
-    for source in job.sources:
-        for file in list_inputs(source, job=job):
-            rows = sample_rows(file, limit=10**9)
-            reading = recognise(rows[:1000], source)
-            for row in rows:
-                example = read_example(row, reading, source_name=source.name)
-                if isinstance(example, Example) and example.kind is ExampleKind.CHAT:
-                    yield example
+    for _, rows in read_inputs(job):
+        yield from (row for row in rows if isinstance(row, Example) and row.kind is ExampleKind.CHAT)
 
 
 def make_job() -> PackJob:

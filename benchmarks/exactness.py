@@ -19,7 +19,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from typing import Any
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 import numpy as np
+from inputs import read_inputs
 
 from packsvc.config import PackJob, parse_job
 from packsvc.encode import Encoder, load_encoder
@@ -35,7 +36,6 @@ from packsvc.encode.messages import prepare_messages
 from packsvc.encode.rendered import Decisions
 from packsvc.encode.template import TurnTemplate
 from packsvc.errors import PacksvcError
-from packsvc.sources import list_inputs, read_example, recognise, sample_rows
 from packsvc.types import EncodedBatch, Example, ExampleKind, Reject
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "pipelines" / "quickstart"
@@ -54,21 +54,6 @@ def arguments() -> argparse.Namespace:
 
 def make_job(tree: dict[str, Any]) -> PackJob:
     return parse_job({"seq_len": 2**22, "date": DATE, "audit_fraction": 0, **tree}, base=Path.cwd())
-
-
-def examples_of(job: PackJob, rows: int | None) -> Iterator[tuple[str, list[Example], list[Reject]]]:
-    """For each input its path, its examples, and what the reader rejects."""
-    for source in job.sources:
-        for file in list_inputs(source, job=job):
-            raw = sample_rows(file, limit=10**9)
-            reading = recognise(raw[:1000], source)
-            step = max(1, len(raw) // rows) if rows else 1
-            read = [read_example(row, reading, source_name=source.name) for row in raw[::step]]
-            yield (
-                Path(file.path).name,
-                [one for one in read if isinstance(one, Example)],
-                [one for one in read if isinstance(one, Reject)],
-            )
 
 
 def segments(batch: EncodedBatch) -> dict[tuple[int, int], tuple[Any, Any]]:
@@ -129,10 +114,10 @@ def tables(options: argparse.Namespace) -> bool:
         if encoder.tokenizer.chat_template:
             pin_clock(encoder.tokenizer.get_chat_template())
         whole: collections.Counter[str] = collections.Counter()
-        for name, examples, rejects in examples_of(job, options.rows):
-            counts = compare(encoder, examples)
-            counts.update(f"rejected: {reject.reason}" for reject in rejects)
-            counts["rows"] = len(examples) + len(rejects)
+        for name, rows in read_inputs(job, rows=options.rows):
+            counts = compare(encoder, [row for row in rows if isinstance(row, Example)])
+            counts.update(f"rejected: {row.reason}" for row in rows if isinstance(row, Reject))
+            counts["rows"] = len(rows)
             whole.update(counts)
             good = told(Path(folder).name, name, counts) and good
         told(Path(folder).name, "all", whole)
@@ -170,7 +155,8 @@ def templates() -> bool:
         print("exactness: trl is not installed; no templates to audit", file=sys.stderr)
         return True
     base = make_job({"tokenizer": "x", "sources": [{"path": str(QUICKSTART / "data"), "name": "quickstart"}]})
-    rows = [e for _, found, _ in examples_of(base, 40) for e in found if e.kind is ExampleKind.CHAT]
+    read = [row for _, found in read_inputs(base, rows=40) for row in found]
+    rows = [row for row in read if isinstance(row, Example) and row.kind is ExampleKind.CHAT]
     tokenizer = transformers.AutoTokenizer.from_pretrained(QUICKSTART / "tokenizers" / "qwen3", bos_token="<s>")
     good = True
     folder = Path(next(iter(spec.submodule_search_locations or ()))) / "chat_templates"

@@ -18,13 +18,10 @@ network is used. What is missing is named, and nothing is measured then.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
-import json
 import math
 import os
 import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -33,6 +30,8 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
+
+import reporting
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = ("torch", "numpy", "pyarrow", "fsspec", "transformers")
@@ -368,41 +367,9 @@ def wait(device: str) -> None:
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
-def report(
-    figure: str,
-    values: Sequence[float],
-    *,
-    goal: float | None,
-    better: str,
-    unit: str,
-    against: str,
-    worst: bool = False,
-) -> None:
-    """Print one line: the median of some values, or the worst, and their extremes."""
-    worse = max if better == "lower" else min
-    chosen = worse(values) if worst else statistics.median(values)
-    rounded = [float(f"{value:.4g}") for value in (chosen, min(values), max(values))]
-    line = {
-        "benchmark": "gpu",
-        "figure": figure,
-        "value": rounded[0],
-        "goal": goal,
-        "better": better,
-        "spread": rounded[1:],
-        "unit": unit,
-        "against": against,
-        "version": version(),
-        "hardware": hardware(),
-        "date": datetime.date.today().isoformat(),
-    }
-    print(json.dumps(line), flush=True)
-
-
-def version() -> str:
-    """packsvc's, as its source says: on the GPU's machine it need not be installed."""
-    import packsvc
-
-    return packsvc.__version__
+def report(figure: str, values: Sequence[float], **line: Any) -> None:
+    """See `reporting.report`."""
+    reporting.report("gpu", figure, values, hardware=hardware(), **line)
 
 
 def hardware() -> str:

@@ -11,12 +11,9 @@ A peer that cannot be imported is named on stderr and its figure left out.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.metadata
-import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -25,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import reporting
 from numpy.typing import NDArray
 
 from packsvc.plan import ffd, lower_bound, place
@@ -47,36 +45,14 @@ def lengths_of(case: str, n: int) -> tuple[Lengths, int]:
     return np.clip(np.rint(lengths), 8, capacity).astype(np.int32), capacity
 
 
-def report(
-    figure: str, values: Sequence[float], *, goal: float, better: str, unit: str, against: str, digits: int = 4
-) -> None:
-    """Print one line: the median of some values and their extremes."""
-    rounded = [float(f"{value:.{digits}g}") for value in (statistics.median(values), min(values), max(values))]
-    line = {
-        "benchmark": "pack",
-        "figure": figure,
-        "value": rounded[0],
-        "goal": goal,
-        "better": better,
-        "spread": rounded[1:],
-        "unit": unit,
-        "against": against,
-        "version": importlib.metadata.version("packsvc"),
-        "hardware": hardware(),
-        "date": datetime.date.today().isoformat(),
-    }
-    print(json.dumps(line), flush=True)
+def report(figure: str, values: Sequence[float], **line: Any) -> None:
+    """See `reporting.report`."""
+    reporting.report("pack", figure, values, hardware=hardware(), **line)
 
 
 def hardware() -> str:
     """Processor, cores that this process may use, and numpy, which does the work."""
-    model = "unknown processor"
-    with open("/proc/cpuinfo") as file:
-        for row in file:
-            if row.startswith("model name"):
-                model = row.split(":", 1)[1].strip()
-                break
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, numpy {np.__version__}"
+    return f"{reporting.processor()}, {len(os.sched_getaffinity(0))} cores, numpy {np.__version__}"
 
 
 def seconds(call: Callable[[], Any]) -> float:

@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stream import import_mosaicml
+
 SAMPLES, WIDTH, STOP, GLOBAL_BATCH = 2000, 32, 40, 16
 PATIENCE = 300
 QUICKSTART = Path(__file__).resolve().parent.parent / "pipelines" / "quickstart"
@@ -51,7 +53,7 @@ def write(reader: str, folder: Path) -> None:
     if reader == "packsvc":
         write_packs(folder)
     elif reader == "mosaicml":
-        mosaicml()
+        import_mosaicml()
         from streaming import MDSWriter
 
         with MDSWriter(out=str(folder), columns={"id": "int"}, size_limit=1000) as writer:
@@ -92,14 +94,6 @@ def write_packs(folder: Path) -> None:
     packsvc.pack(packsvc.load_job(folder / "job.yaml"), workers=0)
 
 
-def mosaicml() -> None:
-    """Import it; its package imports torchvision for image data sets, which nothing here has."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from stream import import_mosaicml
-
-    import_mosaicml()
-
-
 # --- one rank --------------------------------------------------------------------------------------------------------
 
 
@@ -125,7 +119,7 @@ def loader(reader: str, folder: str, rank: int, ranks: int, workers: int) -> Any
     if reader == "packsvc":
         return Packs(folder, rank, ranks, workers)
     if reader == "mosaicml":
-        mosaicml()
+        import_mosaicml()
         from streaming import StreamingDataLoader, StreamingDataset
 
         data = StreamingDataset(local=folder, shuffle=True, batch_size=size, shuffle_seed=7, num_canonical_nodes=1)
@@ -250,7 +244,7 @@ def report(reader: str, case: str, before: list[Any], after: list[Any] | None, e
 def importable(reader: str) -> bool:
     try:
         if reader == "mosaicml":
-            mosaicml()
+            import_mosaicml()
         elif reader == "huggingface":
             import datasets  # noqa: F401
             import torchdata.stateful_dataloader  # noqa: F401

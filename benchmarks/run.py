@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import importlib.metadata
 import json
 import math
@@ -33,6 +32,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import reporting
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICKSTART = ROOT / "pipelines" / "quickstart"
@@ -56,35 +57,15 @@ os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_
 os.environ.setdefault("RAY_worker_niceness", "0")  # else workers stand back behind whatever else the machine does
 
 
-def report(figure: str, values: Sequence[float], *, unit: str, better: str, goal: float | None, against: str) -> None:
-    """Print one line: the median of some values and their extremes."""
-    middle, low, high = (float(f"{v:.4g}") for v in (statistics.median(values), min(values), max(values)))
-    line = {
-        "benchmark": "run",
-        "figure": figure,
-        "value": middle,
-        "goal": goal,
-        "better": better,
-        "spread": [low, high],
-        "unit": unit,
-        "against": against,
-        "version": importlib.metadata.version("packsvc"),
-        "hardware": hardware(),
-        "date": datetime.date.today().isoformat(),
-    }
-    print(json.dumps(line), flush=True)
+def report(figure: str, values: Sequence[float], **line: Any) -> None:
+    """See `reporting.report`."""
+    reporting.report("run", figure, values, hardware=hardware(), **line)
 
 
 def hardware() -> str:
     """Processor, cores, memory, and how busy they were."""
-    model = "unknown processor"
-    with open("/proc/cpuinfo") as file:
-        for row in file:
-            if row.startswith("model name"):
-                model = row.split(":", 1)[1].strip()
-                break
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, load average {os.getloadavg()[0]:.1f}"
+    return f"{reporting.processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, load average {os.getloadavg()[0]:.1f}"
 
 
 def note(text: str) -> None:
@@ -96,22 +77,15 @@ def note(text: str) -> None:
 
 def originals() -> list[list[dict[str, Any]]]:
     """The quickstart's conversations, as messages and tools, by file."""
+    from inputs import read_inputs
+
     from packsvc.config import load_job
-    from packsvc.sources import list_inputs, read_example, recognise, sample_rows
     from packsvc.types import Example
 
-    job = load_job(QUICKSTART / "job.yaml")
-    out: list[list[dict[str, Any]]] = []
-    for source in job.sources:
-        for file in list_inputs(source, job=job):
-            out.append([])
-            rows = sample_rows(file, limit=10**9)
-            reading = recognise(rows[:500], source)
-            for row in rows:
-                example = read_example(row, reading, source_name=source.name)
-                if isinstance(example, Example) and example.messages:
-                    out[-1].append({"messages": example.messages, "tools": example.tools})
-    return out
+    return [
+        [{"messages": row.messages, "tools": row.tools} for row in rows if isinstance(row, Example) and row.messages]
+        for _, rows in read_inputs(load_job(QUICKSTART / "job.yaml"))
+    ]
 
 
 def make_corpus(folder: Path, rows: int, *, seed: int = 0) -> list[Path]:

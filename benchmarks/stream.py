@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import hashlib
 import importlib
 import importlib.machinery
@@ -26,7 +25,6 @@ import importlib.util
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -38,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import reporting
 from numpy.typing import NDArray
 
 SEQ_LEN = 8192
@@ -406,38 +405,17 @@ def warm(folder: Path) -> None:
 
 def hardware() -> str:
     """Processor, cores that this process may use, and how busy they were."""
-    model = "unknown processor"
-    with open("/proc/cpuinfo") as file:
-        for row in file:
-            if row.startswith("model name"):
-                model = row.split(":", 1)[1].strip()
-                break
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, pyarrow {version('pyarrow')}"
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    return f"{reporting.processor()}, {cores} cores, load {load:.1f}, pyarrow {version('pyarrow')}"
 
 
 def version(package: str) -> str:
     return importlib.metadata.version(package)
 
 
-def report(
-    figure: str, values: Sequence[float], *, goal: float, better: str, unit: str, against: str, digits: int = 4
-) -> None:
-    """Print one line: the median of some values and their extremes."""
-    rounded = [float(f"{value:.{digits}g}") for value in (statistics.median(values), min(values), max(values))]
-    line = {
-        "benchmark": "stream",
-        "figure": figure,
-        "value": rounded[0],
-        "goal": goal,
-        "better": better,
-        "spread": rounded[1:],
-        "unit": unit,
-        "against": against,
-        "version": version("packsvc"),
-        "hardware": hardware(),
-        "date": datetime.date.today().isoformat(),
-    }
-    print(json.dumps(line), flush=True)
+def report(figure: str, values: Sequence[float], **line: Any) -> None:
+    """See `reporting.report`."""
+    reporting.report("stream", figure, values, hardware=hardware(), **line)
 
 
 def peers() -> dict[str, str]:
