@@ -5,26 +5,31 @@ on the plain dictionaries and strings of a conversation, that is most of the tim
 by a code generator that writes a check of the exact type first, and the sandbox's own call behind it:
 
 - an attribute of an exact dict whose name no dict has (`message.role`) is its key, or the sandbox's undefined;
-- attributes of the loop, and plain values in a namespace, are what Python gives;
+- a loop over an exact list that is asked for nothing but its place gets ready-made places instead of a loop object;
+- plain values in a namespace are what Python gives, and a namespace is made without the checks of a call;
 - a harmless method of an exact str, called with constants or names, is that method (`content.strip('\\n')`);
-- `tojson` without arguments keeps its encoder;
-- statements that read nothing but the tools and what is fixed for the job are rendered once for equal tools.
+- the tests `none`, `string`, `defined`, `true` and `false` are written out;
+- `tojson` without arguments keeps its encoder.
 
 Whatever is not exactly one of these goes the sandbox's way. A property test renders random conversations both ways.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jinja2 import Environment, nodes
 from jinja2.compiler import CodeGenerator, Frame
+from jinja2.defaults import DEFAULT_TESTS
+from jinja2.runtime import LoopContext
+from jinja2.utils import Namespace
 
-_LOOP_ATTRIBUTES = frozenset({"first", "last", "index", "index0", "revindex", "revindex0", "length"})
+_PLACE = frozenset({"first", "last", "index", "index0", "revindex", "revindex0", "length"})
 _STR_METHODS = (
     "strip", "lstrip", "rstrip", "split", "rsplit", "startswith", "endswith", "replace", "upper", "lower", "title",
     "find", "count", "splitlines", "removeprefix", "removesuffix",
@@ -32,67 +37,139 @@ _STR_METHODS = (
 _DICT_METHODS = ("get", "items", "keys", "values")
 _LOCAL = re.compile(r"l_\d+_\w+\Z")
 _DICT_NAMES = frozenset(dir(dict))
+_ATTRIBUTES = "_Namespace__attrs"
+"""Where a namespace keeps its values; `getattr` would take a way through Python code of its own."""
+_MOST_PLACES = 256
 _PLAIN = frozenset({str, int, float, bool, type(None), list, dict, tuple})
-_GET, _CALL = "packsvc_get", "packsvc_call"
+_GET, _CALL, _NAMESPACE = "packsvc_get", "packsvc_call", "packsvc_namespace"
+_LOOP, _LOOPS, _ABSENT = "packsvc_loop", "packsvc_loops", "packsvc_absent_"
+_TESTS = {
+    "none": "({} is None)",
+    "string": "isinstance({}, str)",
+    "defined": "(not isinstance({}, Undefined))",
+    "true": "({} is True)",
+    "false": "({} is False)",
+}
 _VALUE = "l_packsvc_value"
 """A variable that holds a value from the check of its type until it is used, with nothing evaluated between."""
 _JSON_PROBE = {"a": [1, 1.5, None, True, "é<&'\"\\\n\u2028"], "b": {}}
 
 
+class LoopPlace:
+    """What a loop knows of its place; nothing of its items."""
+
+    __slots__ = ("first", "index", "index0", "last", "length", "revindex", "revindex0")
+
+    def __init__(self, index0: int, length: int) -> None:
+        self.index0, self.index, self.length = index0, index0 + 1, length
+        self.revindex0, self.revindex = length - index0 - 1, length - index0
+        self.first, self.last = index0 == 0, index0 == length - 1
+
+
+@functools.cache
+def _loop_places(length: int) -> tuple[LoopPlace, ...]:
+    return tuple(LoopPlace(index0, length) for index0 in range(length))
+
+
+def _loop(items: Any, undefined: Any) -> Iterable[tuple[Any, Any]]:
+    """Items with their loop variables."""
+    if type(items) is list and len(items) <= _MOST_PLACES:
+        return zip(items, _loop_places(len(items)), strict=True)
+    return LoopContext(items, undefined)
+
+
+def _loads_of(name: str, node: nodes.Node) -> list[nodes.Name]:
+    """Where a name is read in a statement."""
+    own = [node] if isinstance(node, nodes.Name) else []
+    return [n for n in (*own, *node.find_all(nodes.Name)) if n.name == name and n.ctx == "load"]
+
+
 class ShortcutGenerator(CodeGenerator):
     """Compiles templates with the shortcuts."""
+
+    _loop_call: str | None = None
+    """What the next loop is to call instead of `LoopContext`."""
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:
+        """A loop."""
+        uses = [n for inner in node.body for n in _loads_of("loop", inner)]
+        places = [n.node for inner in node.body for n in inner.find_all(nodes.Getattr) if n.attr in _PLACE]
+        knows_place_alone = all(any(use is place for place in places) for use in uses)
+        self._loop_call = f"environment.{_LOOP}(" if knows_place_alone and not node.recursive else None
+        super().visit_For(node, frame)
+
+    def write(self, x: str) -> None:
+        """Write a piece of the program."""
+        if self._loop_call is not None and x.endswith(" in LoopContext("):
+            x = x.removesuffix("LoopContext(") + self._loop_call
+            self._loop_call = None
+        super().write(x)
 
     def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:
         """`value.name`."""
         if node.attr.startswith("_") or node.attr in _DICT_NAMES:
             super().visit_Getattr(node, frame)
             return
-        value = self._source(node.node, frame)
-        name = repr(node.attr)
-        local = _LOCAL.match(value) is not None
-        if local and isinstance(node.node, nodes.Name) and node.node.name == "loop" and node.attr in _LOOP_ATTRIBUTES:
-            self.write(
-                f"({value}.{node.attr} if type({value}) is LoopContext else environment.getattr({value}, {name}))"
-            )
-        elif local:
-            self.write(
-                f"({value}[{name}] if type({value}) is dict and {name} in {value} "
-                f"else environment.{_GET}({value}, {name}))"
-            )
-        else:
-            self.write(f"({_VALUE}[{name}] if type({_VALUE} := {value}) is dict and {name} in {_VALUE} ")
-            self.write(f"else environment.{_GET}({_VALUE}, {name}))")
+        value, name = self._source(node.node, frame), repr(node.attr)
+        if isinstance(node.node, nodes.Name) and node.node.name == "loop" and node.attr in _PLACE:
+            if _LOCAL.match(value):
+                known = f"{value}.{node.attr} if type({value}) in environment.{_LOOPS}"
+                self.write(f"({known} else environment.getattr({value}, {name}))")
+                return
+        self._write_key(value, node.attr, f"environment.{_GET}({{}}, {name})")
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
         """`value['name']`."""
-        if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
-            value, name = self._source(node.node, frame), repr(node.arg.value)
-            if _LOCAL.match(value):
-                self.write(
-                    f"({value}[{name}] if type({value}) is dict and {name} in {value} "
-                    f"else environment.getitem({value}, {name}))"
-                )
-            else:
-                self.write(f"environment.getitem({value}, {name})")
+        if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str) and node.arg.value not in _DICT_NAMES:
+            name = node.arg.value
+            self._write_key(self._source(node.node, frame), name, f"environment.getitem({{}}, {name!r})")
             return
         super().visit_Getitem(node, frame)
 
+    def visit_Test(self, node: nodes.Test, frame: Frame) -> None:
+        """`value is name`."""
+        form = _TESTS.get(node.name)
+        alone = not (node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
+        if form is not None and alone and self.environment.tests.get(node.name) is DEFAULT_TESTS[node.name]:
+            self.write(form.format(self._source(node.node, frame)))
+            return
+        super().visit_Test(node, frame)
+
     def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
-        """`value.method(...)`."""
+        """`value.method(...)` and `namespace(...)`."""
         method = node.node
-        if (
+        if node.dyn_args or node.dyn_kwargs or forward_caller:
+            pass
+        elif isinstance(method, nodes.Name) and method.name == "namespace" and not node.args:
+            value = self._source(method, frame)
+            given = ", ".join(f"{pair.key}={self._source(pair.value, frame)}" for pair in node.kwargs)
+            self.write(f"(environment.{_NAMESPACE}({given}) if {value} is environment.{_NAMESPACE} ")
+            self.write(f"else environment.call(context, {value}, {given}))")
+            return
+        elif (
             isinstance(method, nodes.Getattr)
             and method.attr in (*_STR_METHODS, *_DICT_METHODS)
-            and not (node.kwargs or node.dyn_args or node.dyn_kwargs or forward_caller)
+            and not node.kwargs
             # a name or a constant cannot fail, so it makes no difference that it is looked up before the method
             and all(isinstance(arg, (nodes.Const, nodes.Name)) for arg in node.args)
         ):
             kind = "str" if method.attr in _STR_METHODS else "dict"
-            value, given = self._source(method.node, frame), [self._source(arg, frame) for arg in node.args]
-            self.write(f"({_VALUE}.{method.attr}({', '.join(given)}) if type({_VALUE} := {value}) is {kind} ")
-            self.write(f"else environment.{_CALL}({', '.join(['context', _VALUE, repr(method.attr), *given])}))")
+            value, args = self._source(method.node, frame), [self._source(arg, frame) for arg in node.args]
+            self.write(f"({_VALUE}.{method.attr}({', '.join(args)}) if type({_VALUE} := {value}) is {kind} ")
+            self.write(f"else environment.{_CALL}({', '.join(['context', _VALUE, repr(method.attr), *args])}))")
             return
         super().visit_Call(node, frame, forward_caller=forward_caller)
+
+    def _write_key(self, value: str, name: str, otherwise: str) -> None:
+        """`value[name]` of a dict, its undefined where it is not there, and what else to ask of other values."""
+        absent = f"{_ABSENT}{name.encode().hex()}"
+        # An undefined shows no more of its dict than that it is one, so one for each name will do.
+        setattr(self.environment, absent, self.environment.undefined(obj={}, name=name))
+        begin = value
+        if not _LOCAL.match(value):
+            begin, value = f"({_VALUE} := {value})", _VALUE
+        self.write(f"(({value}[{name!r}] if {name!r} in {value} else environment.{absent}) ")
+        self.write(f"if type({begin}) is dict else {otherwise.format(value)})")
 
     def _source(self, node: nodes.Node, frame: Frame) -> str:
         """The Python source of an expression."""
@@ -108,7 +185,10 @@ def take_shortcuts(environment: Environment) -> None:
     """Let `environment`, an overlay of the caller's own, compile with shortcuts."""
     environment.code_generator_class = ShortcutGenerator
     setattr(environment, _GET, _attribute_getter(environment))
+    setattr(environment, _NAMESPACE, environment.globals["namespace"])
     setattr(environment, _CALL, _method_caller(environment))
+    setattr(environment, _LOOP, _loop)
+    setattr(environment, _LOOPS, (LoopPlace, LoopContext))
     original = environment.filters.get("tojson")
     encoder = json.JSONEncoder(ensure_ascii=False)
     if original is not None and original(_JSON_PROBE) == encoder.encode(_JSON_PROBE):
@@ -116,21 +196,17 @@ def take_shortcuts(environment: Environment) -> None:
 
 
 def _attribute_getter(environment: Environment) -> Callable[[Any, str], Any]:
-    slow, undefined = environment.getattr, environment.undefined
-    namespace = environment.globals["namespace"]
+    """Attributes of what is no exact dict."""
+    slow = environment.getattr
+    kind = environment.globals["namespace"]
+    if not (issubclass(kind, Namespace) and kind.__getattribute__ is Namespace.__getattribute__):
+        return slow
+    attributes: Callable[[Any, str], dict[str, Any]] = object.__getattribute__
     missing = object()
-    absent: dict[str, Any] = {}
 
     def get(value: Any, name: str) -> Any:
-        kind = type(value)
-        if kind is dict:  # without that key: the template has looked
-            # An undefined shows no more of its dict than that it is one, so one for each name will do.
-            found = absent.get(name)
-            if found is None:
-                found = absent[name] = undefined(obj={}, name=name)
-            return found
-        if kind is namespace:
-            found = getattr(value, name, missing)
+        if type(value) is kind:
+            found = attributes(value, _ATTRIBUTES).get(name, missing)
             if type(found) in _PLAIN:
                 return found
         return slow(value, name)
@@ -154,131 +230,3 @@ def _to_json(original: Callable[..., str], encoder: json.JSONEncoder) -> Callabl
         return original(value, *args, **options) if args or options else encode(value)
 
     return tojson
-
-
-# ---------------------------------------------------------------- statements that depend on the tools alone
-
-_KNOWN, _KEEP = "packsvc_tools_known_", "packsvc_tools_keep_"
-
-
-class ToolTexts:
-    """What statements of a template wrote for a list of tools, kept for the next equal list.
-
-    Equal means equal bytes of `tools_key`: same values, types and order of keys.
-    """
-
-    def __init__(self, *, most: int = 512) -> None:
-        self._texts: dict[tuple[bytes, int], str] = {}
-        self._key: bytes | None = None
-        self._most = most
-
-    def begin(self, key: bytes | None) -> None:
-        """A render with these tools begins; None: nothing is known of them."""
-        self._key = key
-
-    def known(self, _: Any, place: int) -> str | None:
-        """Filter: what the statements at `place` wrote for equal tools, None if that is not known."""
-        return self._texts.get((self._key, place)) if self._key is not None else None
-
-    def keep(self, text: str, place: int) -> str:
-        """Filter: they have written this."""
-        if self._key is not None:
-            if len(self._texts) >= self._most:
-                self._texts.clear()
-            self._texts[self._key, place] = text
-        return text
-
-
-def remember_tool_texts(tree: nodes.Template, environment: Environment, given: Mapping[str, Any]) -> ToolTexts:
-    """Let statements of `tree` that read nothing but tools and fixed names be rendered once for equal tools."""
-    texts = ToolTexts()
-    environment.filters = {**environment.filters, _KNOWN: texts.known, _KEEP: texts.keep}
-    fixed = _fixed_names(tree, environment, given)
-    _Rememberer(fixed).body(tree.body)
-    return texts
-
-
-class _Rememberer:
-    def __init__(self, fixed: frozenset[str]) -> None:
-        self._fixed = fixed
-        self._places = 0
-
-    def body(self, body: list[nodes.Node]) -> None:
-        """Wrap the statements of a list that qualify, and look into those that do not."""
-        for i, node in enumerate(body):
-            if self._qualifies(node):
-                body[i] = self._remembered(node)
-            elif isinstance(node, nodes.If):
-                for branch in (node, *node.elif_):
-                    self.body(branch.body)
-                self.body(node.else_)
-
-    def _qualifies(self, node: nodes.Node) -> bool:
-        if not isinstance(node, (nodes.For, nodes.Output)):
-            return False
-        if isinstance(node, nodes.Output) and next(node.find_all(nodes.Call), None) is None:
-            return False  # not worth it
-        if next(node.find_all((nodes.NSRef, nodes.CallBlock, nodes.Continue, nodes.Break)), None) is not None:
-            return False
-        if any(f.name == "random" for f in node.find_all(nodes.Filter)):
-            return False
-        names = [*node.find_all(nodes.Name)]
-        own = {n.name for n in names if n.ctx == "store"}
-        if own & self._fixed:
-            return False
-        if isinstance(node, nodes.For):
-            if "loop" in _loaded(node.iter):
-                return False
-            own |= {"loop"}
-        read = {n.name for n in names if n.ctx == "load"} - own
-        return "tools" in read and read <= self._fixed
-
-    def _remembered(self, node: nodes.Node) -> nodes.Node:
-        place, self._places = self._places, self._places + 1
-        name = f"packsvc_tools_text_{place}"
-
-        def read() -> nodes.Expr:
-            return nodes.Name(name, "load")
-
-        known = nodes.Filter(nodes.Name("tools", "load"), _KNOWN, [nodes.Const(place)], [], None, None)
-        keep = nodes.Filter(None, _KEEP, [nodes.Const(place)], [], None, None)
-        return nodes.Scope(
-            [
-                nodes.Assign(nodes.Name(name, "store"), known),
-                nodes.If(
-                    nodes.Test(read(), "none", [], [], None, None),
-                    [nodes.FilterBlock([node], keep)],
-                    [],
-                    [nodes.Output([read()])],
-                ),
-            ]
-        )
-
-
-def _fixed_names(tree: nodes.Template, environment: Environment, given: Mapping[str, Any]) -> frozenset[str]:
-    """Tools, the job's variables, globals that have no state, and macros that read only such names."""
-    assigned = {n.name for n in tree.find_all(nodes.Name) if n.ctx == "store"}
-    assigned |= {n.name for n in tree.find_all(nodes.NSRef)}
-    fixed = ({"tools", "raise_exception", "namespace", "dict", "range", *given}) - assigned
-    fixed -= {"messages", "add_generation_prompt"}
-    macros = {m.name: m for m in tree.find_all(nodes.Macro)}
-    while True:
-        more = {name for name, m in macros.items() if name not in fixed and _reads(m, tree) <= fixed | {name}}
-        if not more:
-            return frozenset(fixed)
-        fixed |= more
-
-
-def _reads(macro: nodes.Macro, tree: nodes.Template) -> set[str]:
-    """Names that a macro may take from outside: what it sets itself counts where others set it too."""
-    names = [*macro.find_all(nodes.Name)]
-    inside = {n.name for n in names if n.ctx == "store"}
-    elsewhere = {n.name for n in tree.find_all(nodes.Name) if n.ctx == "store" and n not in names}
-    inside -= elsewhere | {"messages", "add_generation_prompt", "documents"}
-    inside |= {n.name for n in names if n.ctx == "param"} | {"loop", "caller", "varargs", "kwargs"}
-    return {n.name for n in names if n.ctx == "load"} - inside
-
-
-def _loaded(node: nodes.Node) -> set[str]:
-    own = {node.name} if isinstance(node, nodes.Name) else set()
-    return own | {n.name for n in node.find_all(nodes.Name) if n.ctx == "load"}

@@ -18,7 +18,8 @@ from typing import Any
 from jinja2 import Environment, nodes
 
 from packsvc.encode.messages import tools_key
-from packsvc.encode.shortcuts import remember_tool_texts, take_shortcuts
+from packsvc.encode.shortcuts import take_shortcuts
+from packsvc.encode.tooltexts import remember_tool_texts
 from packsvc.encode.turnmarks import MarkWriter, add_marks, install
 from packsvc.errors import EncodeError
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packsvc.encode import shortcuts
+from packsvc.encode import tooltexts
 from packsvc.encode.messages import prepare_messages, tools_key
 from packsvc.encode.probes import probes
 from packsvc.encode.rendered import Decisions
@@ -321,8 +321,8 @@ def test_equal_tools_are_rendered_once_and_different_ones_are_not_confused():
 
 def test_repeated_tools_are_not_rendered_again(monkeypatch):
     kept: list[str] = []
-    keep = shortcuts.ToolTexts.keep
-    monkeypatch.setattr(shortcuts.ToolTexts, "keep", lambda self, *args: kept.append(args[0]) or keep(self, *args))
+    keep = tooltexts.ToolTexts.keep
+    monkeypatch.setattr(tooltexts.ToolTexts, "keep", lambda self, *args: kept.append(args[0]) or keep(self, *args))
     template = turn_template(QWEN3)
     for text in ("a", "b", "c"):
         assert '{"name": "f"}' in template.plain(chat(text), [{"name": "f"}])
