@@ -16,6 +16,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,18 +131,21 @@ def _span_bytes(
 
     A text in which an edge has no place after normalisation gets the length -1, which nothing adds up to.
     """
-    totals = [len(text) for text in texts]
-    edges: list[int] = []
+    counts = [len(row) for row in spans]
+    total = sum(counts)
+    fields = chain.from_iterable(chain.from_iterable(spans))
+    table = np.fromiter(fields, np.float64, len(Span._fields) * total).reshape(total, len(Span._fields))
+    edges = table[:, :2].astype(np.int64)
+    totals = list(map(len, texts))
+    done = 0
     for row, text in enumerate(texts):
-        here = [edge for span in spans[row] for edge in (span.start, span.end)]
+        after = done + counts[row]
         if not text.isascii():
-            totals[row], here = _edge_bytes(text, here, nfc=nfc)
-        edges += here
-    counts = [len(s) for s in spans]
-    flat = np.array(edges, np.int64).reshape(-1, 2)
-    weight = np.array([span.weight for s in spans for span in s], np.float32)
-    owner = np.repeat(np.arange(len(texts)), counts)
-    return np.array(totals, np.int64), flat[:, 0].copy(), flat[:, 1].copy(), weight, owner
+            totals[row], places = _edge_bytes(text, edges[done:after].ravel().tolist(), nfc=nfc)
+            edges[done:after] = np.array(places, np.int64).reshape(-1, 2)
+        done = after
+    owner = np.arange(len(texts)).repeat(counts)
+    return np.array(totals, np.int64), edges[:, 0].copy(), edges[:, 1].copy(), table[:, 2].astype(np.float32), owner
 
 
 def _edge_bytes(text: str, edges: list[int], *, nfc: bool) -> tuple[int, list[int]]:

@@ -23,9 +23,12 @@ class Paint:
     def spans(self) -> tuple[Span, ...]:
         """What is left above weight 0, in order and disjoint."""
         strokes = self._strokes
-        if all(a[1] <= b[0] for a, b in pairwise(strokes)):
-            return tuple(Span(*stroke) for stroke in strokes if stroke[2] > 0)
-        return tuple(Span(*piece) for piece in self._flat())
+        end = 0
+        for stroke in strokes:
+            if stroke[0] < end or stroke[2] <= 0:
+                return tuple(map(Span._make, self._flat()))
+            end = stroke[1]
+        return tuple(map(Span._make, strokes))
 
     def _flat(self) -> list[tuple[int, int, float, int]]:
         """One pass over the edges, with the strokes that are open at each; the youngest is seen."""

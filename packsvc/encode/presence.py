@@ -69,9 +69,12 @@ class Presence:
         if hull is not None:
             start, end = hull
             role = messages[index]["role"]
-            for offset in self._offsets.get(role, ()):
+            offsets = self._offsets.get(role, [])
+            for k, offset in enumerate(offsets):
                 place = start + offset
                 if text.startswith(core, place) and place + len(core) <= end:
+                    if k:  # so that the usual one comes first in time
+                        offsets[k - 1], offsets[k] = offset, offsets[k - 1]
                     return
             if len(core) >= _SHORT and (found := text.find(core, start, end)) >= 0:
                 self._learn(role, found - start)

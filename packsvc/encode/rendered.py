@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from packsvc.types import Reason
 
@@ -17,8 +17,7 @@ class RowRefused(Exception):
         self.detail = detail
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Characters [start, end) of the text that the loss covers."""
 
     start: int

@@ -73,7 +73,7 @@ class Rows:
 
     def _take(self, units: Sequence[Unit], flat: Flat) -> None:
         lengths = np.diff(flat.offsets).tolist()
-        trained = np.diff(np.concatenate([[0], np.cumsum(flat.mask)])[flat.offsets]).tolist()
+        trained = np.diff(np.flatnonzero(flat.mask).searchsorted(flat.offsets)).tolist()
         for i, unit in enumerate(units):
             self._end_rows(unit.row)
             overlong = lengths[i] > self._capacity.limit

@@ -26,6 +26,8 @@ CLOSE = "packsvc_turn_closes_"
 
 NOT_MESSAGES = frozenset({"tools", "documents"})
 """Names whose elements are never messages: loops over them need no marks."""
+_NOWHERE = 0
+"""No place has this number."""
 _FIELDS = frozenset({"tool_calls", "content", "arguments", "function", "parameters", "properties", "required"})
 
 
@@ -238,24 +240,28 @@ class MarkWriter:
 def _regions(texts: list[str], events: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """(message, start, end) of the runs of characters that one message wrote."""
     regions: list[tuple[int, int, int]] = []
-    places: list[int] = []
-    owners: list[int] = []
+    below: list[tuple[int, int]] = []
+    place, now = _NOWHERE, -1  # the innermost level that is open, and its message
     owner, begun, position = -1, 0, len(texts[0])
-    for number, (place, message) in enumerate(events, 1):
-        if places and place in places:
-            level = places.index(place)
-            del places[level:], owners[level:]
-        if message >= 0:
-            places.append(place)
-            owners.append(message)
-            now = message
+    for (at, message), text in zip(events, texts[1:], strict=True):
+        if at == place:
+            if message < 0:
+                place, now = below.pop()
+            else:
+                now = message
         else:
-            now = owners[-1] if owners else -1
+            if any(at == outer for outer, _ in below):
+                while place != at:
+                    place, now = below.pop()
+                place, now = below.pop()
+            if message >= 0:
+                below.append((place, now))
+                place, now = at, message
         if now != owner:
             if owner >= 0 and position > begun:
                 regions.append((owner, begun, position))
             owner, begun = now, position
-        position += len(texts[number])
+        position += len(text)
     if owner >= 0 and position > begun:
         regions.append((owner, begun, position))
     return regions

@@ -1,7 +1,8 @@
 """Shards: packs -> Parquet files -> packs, and the manifest that names them.
 
 `layout` says what a shard is, `columns` turns packs into Arrow tables and back, `writer` makes whole files,
-`reader` reads and checks them, `pages` reads any packs of them in any order, `manifest` (with `entries` and
+`reader` reads and checks them, `pages` reads any packs of them in any order (found by `page_index`, decoded by
+`page_values` one by one and by `page_batch` many at once), `manifest` (with `entries` and
 `parsing`) is the record of all of them, `reject_files` keeps what was not packed.
 """
 
@@ -22,7 +23,10 @@ from packsvc.shards.layout import (
     shard_of_path,
 )
 from packsvc.shards.manifest import MANIFEST, PACK_KEYS, PLAN, SOURCE_KEYS, TOTAL_KEYS, Manifest
-from packsvc.shards.pages import PackPages, PageReader
+from packsvc.shards.page_batch import BatchDecoder, Packs, RawPack
+from packsvc.shards.page_index import Unfamiliar
+from packsvc.shards.page_values import PackPages
+from packsvc.shards.pages import PageReader
 from packsvc.shards.reader import ShardReader
 from packsvc.shards.recent import RecentlyUsed
 from packsvc.shards.reject_files import REJECT_SCHEMA, read_rejects, write_rejects
@@ -39,16 +43,20 @@ __all__ = [
     "SOURCE_KEYS",
     "TOKEN_COLUMNS",
     "TOTAL_KEYS",
+    "BatchDecoder",
     "InputEntry",
     "Manifest",
     "PackPages",
+    "Packs",
     "PageReader",
+    "RawPack",
     "RecentlyUsed",
     "RejectEntry",
     "ShardEntry",
     "ShardMeta",
     "ShardReader",
     "TableEntry",
+    "Unfamiliar",
     "from_tables",
     "packs_per_page",
     "packs_per_row_group",

@@ -154,6 +154,40 @@ def page_head(page: Bytes) -> PageHead | None:
     return PageHead(size, _known(uncompressed), varint(compressed), varint(crc) & 0xFFFFFFFF, _known(num_values))
 
 
+@functools.lru_cache(1 << 13)
+def expected_head(page_size: int, uncompressed: int, num_values: int, crc_size: int) -> tuple[int, bytes, bytes]:
+    """The header of a page of our own form: its size, and the bytes before and after its checksum.
+
+    Args:
+        page_size: With the header.
+        uncompressed: Size of the content.
+        num_values: Values in the page.
+        crc_size: Bytes that the checksum takes; 5 mostly.
+    """
+    after = b"\x1c\x15" + zigzag_bytes(num_values) + b"\x15\x00\x15\x06\x15\x06\x00\x00"
+    first = b"\x15\x00\x15" + zigzag_bytes(uncompressed) + b"\x15"
+    for length in (3, 2, 4, 1, 5):  # of the field that holds the size of what follows, the header with this field
+        size = len(first) + length + 1 + crc_size + len(after)
+        compressed = zigzag_bytes(max(0, page_size - size))
+        if len(compressed) == length:
+            return size, first + compressed + b"\x15", after
+    return 0, first, after  # no header of this form has a page of such a size
+
+
+def zigzag_bytes(value: int) -> bytes:
+    """An integer of 32 bits as Thrift writes it; those from 2^31 on stand for the negative ones."""
+    number = (value << 1 & 0xFFFFFFFF) ^ (0xFFFFFFFF if value >> 31 else 0)
+    if number >> 28:  # nearly all checksums
+        spread = number & 0x7F | (number & 0x3F80) << 1 | (number & 0x1FC000) << 2 | (number & 0xFE00000) << 3
+        return (spread | (number & 0xF0000000) << 4 | 0x80808080).to_bytes(5, "little")
+    parts = bytearray()
+    while number > 0x7F:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)
+
+
 def level_blocks_end(body: Bytes) -> int:
     """Where the values begin behind the repetition and the definition levels of a page of lists."""
     first = 4 + int.from_bytes(body[:4], "little")

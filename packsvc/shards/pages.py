@@ -14,10 +14,8 @@ process. It costs the same. Safe under threads.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
-import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,46 +27,21 @@ from numpy.typing import NDArray
 
 from packsvc.errors import DamageError, StorageError
 from packsvc.shards.layout import COUNT_COLUMNS, packs_per_page
+from packsvc.shards.page_batch import RawPack
 from packsvc.shards.page_index import (
     IndexPlace,
-    PageHead,
     Unfamiliar,
     chunk_codecs,
     index_places,
-    level_blocks_end,
-    page_head,
     page_locations,
     page_minima,
-    repetition_starts,
 )
+from packsvc.shards.page_values import CODECS, PackPages, PageDecoder
 from packsvc.shards.reader import ShardReader
 from packsvc.shards.recent import RecentlyUsed
 from packsvc.storage import retrying
 
-_CODECS = {0: None, 1: pa.Codec("snappy"), 6: pa.Codec("zstd"), 7: pa.Codec("lz4_raw")}
-"""By the numbers of Parquet. They keep no state, so that threads may share them."""
-_INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 _PHYSICAL = {"input_ids": "INT32", "loss_mask": "BOOLEAN", "cu_seqlens": "INT32", "loss_weight": "FLOAT"}
-
-
-@dataclass(frozen=True, slots=True)
-class PackPages:
-    """One pack as its pages say; views that are not to be written to. Its lists are as long as its counts say."""
-
-    input_ids: NDArray[np.int32]
-    """(seq_len,)"""
-    loss_mask: NDArray[np.bool_]
-    """(seq_len,)"""
-    loss_weight: NDArray[np.float32] | None
-    """(seq_len,)"""
-    cu_seqlens: NDArray[np.int32]
-    """0 first, seq_len last."""
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes in memory."""
-        weight = 0 if self.loss_weight is None else self.loss_weight.nbytes
-        return self.input_ids.nbytes + self.loss_mask.nbytes + weight + self.cu_seqlens.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +92,7 @@ class PageReader:
         self._columns: list[str] = []
         self._numbers: dict[str, int] = {}
         self._codecs: dict[str, list[int]] = {}
-        self._levels: dict[int, bytes] = {}
-        """By lists in a page: the levels of full ones, as seen last."""
+        self._decoder = PageDecoder(shard.where, shard.seq_len)
         self._offsets: list[int] = []
 
     @property
@@ -156,22 +128,42 @@ class PageReader:
             DamageError: A page is damaged or does not fit the counts; names shard, pack and byte.
             StorageError: The storage does not answer.
         """
-        if self._places is None:
-            with self._lock:
-                self._open()
-        per_page, offsets, groups = self._per_page, self._offsets, self._groups
-        wanted = []
-        for pack in packs.tolist():
-            number = bisect_right(offsets, pack) - 1
-            group = groups.get(number) or self._open_group(number)
-            wanted.append((group, pack, (pack - group.first) // per_page))
-        if per_page > 1 or not all(group.places for group, _, _ in wanted):
+        wanted = self._located(packs.tolist())
+        if self._per_page > 1 or not all(group.places for group, _, _ in wanted):
             return [self._one_of_several(*item, counts) for item in wanted]
         blobs = self._blobs([(group, page) for group, _, page in wanted])
         return [
             self._decode(group, pack, pack + 1, page, blob, counts)[0]
             for (group, pack, page), blob in zip(wanted, blobs, strict=True)
         ]
+
+    def fetch(self, packs: Sequence[int]) -> list[RawPack] | None:
+        """The pages of some packs as they stand in the file, for a `BatchDecoder`; None: only `read` can read them.
+
+        Raises:
+            DamageError: The shard is damaged, as far as it must be known to find the pages.
+            StorageError: The storage does not answer.
+        """
+        if self._per_page > 1:
+            return None
+        wanted = self._located(packs)
+        if not all(group.places for group, _, _ in wanted):
+            return None
+        blobs = self._blobs([(group, page) for group, _, page in wanted])
+        return [RawPack(pages, group.codecs) for (group, _, _), pages in zip(wanted, blobs, strict=True)]
+
+    def _located(self, packs: Sequence[int]) -> list[tuple[_Group, int, int]]:
+        """Row group and page of each pack."""
+        if self._places is None:
+            with self._lock:
+                self._open()
+        per_page, offsets, groups = self._per_page, self._offsets, self._groups
+        found = []
+        for pack in packs:
+            number = bisect_right(offsets, pack) - 1
+            group = groups.get(number) or self._open_group(number)
+            found.append((group, pack, (pack - group.first) // per_page))
+        return found
 
     # --- opening ---------------------------------------------------------------------------------------------------
 
@@ -268,9 +260,9 @@ class PageReader:
             span = chunk.data_page_offset, chunk.total_compressed_size
         except (IndexError, pa.ArrowException, OSError):
             raise Unfamiliar("column chunk") from None
-        if codec not in _CODECS or chunk.has_dictionary_page:
+        if codec not in CODECS or chunk.has_dictionary_page:
             raise Unfamiliar("codec")
-        return (*span, _CODECS[codec])
+        return (*span, CODECS[codec])
 
     def _counts_of_index(self) -> dict[str, NDArray[np.int64]]:
         """Counts from the column indexes: a page of one pack has its value as its smallest and largest."""
@@ -357,60 +349,14 @@ class PageReader:
         self, group: _Group, start: int, stop: int, page: int, blobs: list[bytes], counts: dict[str, NDArray[np.int64]]
     ) -> list[PackPages]:
         """Packs [start, stop), which are one page of each column."""
-        rows, seq_len = stop - start, self.shard.seq_len
-        arrays: list[Any] = []
+        pages = [
+            (name, codec, offsets[page], data)
+            for (offsets, _), codec, name, data in zip(group.places, group.codecs, self._columns, blobs, strict=True)
+        ]
         try:
-            for (offsets, _), codec, name, data in zip(group.places, group.codecs, self._columns, blobs, strict=True):
-                at = offsets[page]
-                head = page_head(data)
-                if head is None or head.size + head.compressed != len(data):
-                    raise Unfamiliar(f"the page header at byte {at}")
-                body = self._body(head, data, codec, start, stop, name, at)
-                if name == "cu_seqlens":
-                    arrays.append(_lists(head, body, _list_sizes(counts, start, stop, seq_len), at))
-                else:
-                    begin = self._values_begin(head, body, rows, at)
-                    arrays.append(_rows(name, body, begin, rows, seq_len, at))
+            return self._decoder.decode(pages, counts, start, stop)
         except Unfamiliar as strange:
             return self._by_pyarrow(start, stop, str(strange))
-        if len(arrays) == 3:
-            arrays.append([None] * rows)
-        ids, mask, bounds, weight = arrays
-        return [PackPages(ids[i], mask[i], weight[i], bounds[i]) for i in range(rows)]
-
-    def _body(self, head: PageHead, data: bytes, codec: Any, start: int, stop: int, name: str, at: int) -> Any:
-        """The content of a page, its checksum verified."""
-        body = memoryview(data)[head.size :]
-        if zlib.crc32(body) != head.crc:
-            packs = f"pack {start}" if stop == start + 1 else f"packs {start} to {stop - 1}"
-            raise DamageError(
-                f"{self.shard.where}, {packs}: {name} is damaged: the page at byte {at} does not have the checksum "
-                "that its header gives"
-            )
-        if codec is None:
-            if head.uncompressed != len(body):
-                raise Unfamiliar(f"the page header at byte {at}")
-            return body
-        if not 0 <= head.uncompressed <= 8 * (stop - start) * self.shard.seq_len + 1024:
-            raise Unfamiliar(f"the page header at byte {at}")
-        try:
-            return codec.decompress(body, decompressed_size=head.uncompressed, asbytes=True)
-        except (pa.ArrowException, ValueError, OSError):
-            raise Unfamiliar(f"the page at byte {at}") from None
-
-    def _values_begin(self, head: PageHead, body: Any, rows: int, at: int) -> int:
-        """Where the values of a token column begin, its levels being those of `rows` full lists."""
-        seq_len = self.shard.seq_len
-        if head.num_values != rows * seq_len:
-            raise Unfamiliar(f"the page header at byte {at}")
-        known = self._levels.get(rows, b"?")
-        if body[: len(known)] != known:
-            known = bytes(body[: level_blocks_end(body)])
-            starts, full = repetition_starts(body, head.num_values)
-            if not full or not np.array_equal(starts, np.arange(rows) * seq_len):
-                raise Unfamiliar(f"the levels of the page at byte {at}")
-            self._levels[rows] = known
-        return len(known)
 
     def _by_pyarrow(self, start: int, stop: int, strange: str = "") -> list[PackPages]:
         """The slow twin: what it refuses is damaged, what it reads is right."""
@@ -428,42 +374,3 @@ class PageReader:
             )
             for i in range(stop - start)
         ]
-
-
-def _list_sizes(counts: dict[str, NDArray[np.int64]], start: int, stop: int, seq_len: int) -> list[int]:
-    """Boundaries of each pack by its counts: one more than its segments, and one for a tail."""
-    if stop == start + 1:
-        return [int(counts["num_segments"][start]) + 1 + bool(counts["num_tokens"][start] < seq_len)]
-    segments = counts["num_segments"][start:stop].tolist()
-    tokens = counts["num_tokens"][start:stop].tolist()
-    return [n + 1 + (t < seq_len) for n, t in zip(segments, tokens, strict=True)]
-
-
-def _lists(head: PageHead, body: Any, sizes: list[int], at: int) -> list[NDArray[np.int32]]:
-    """The lists of a page of boundaries, as long as the counts say. Raises Unfamiliar."""
-    begin, total = level_blocks_end(body), sum(sizes)
-    if head.num_values != total or len(body) != begin + 4 * total:
-        raise Unfamiliar(f"the number of boundaries in the page at byte {at}")
-    values = np.frombuffer(body, dtype=_INT32, offset=begin)
-    if len(sizes) == 1:
-        return [values]
-    starts, full = repetition_starts(body, total)
-    bounds = np.concatenate(([0], np.cumsum(sizes)))
-    if not full or not np.array_equal(starts, bounds[:-1]):
-        raise Unfamiliar(f"the number of boundaries in the page at byte {at}")
-    return [values[a:b] for a, b in itertools.pairwise(bounds)]
-
-
-def _rows(name: str, body: Any, begin: int, rows: int, seq_len: int, at: int) -> NDArray[Any]:
-    """(rows, seq_len) values of a token column. Raises Unfamiliar."""
-    count = rows * seq_len
-    if name == "loss_mask":
-        if len(body) != begin + (count + 7) // 8:
-            raise Unfamiliar(f"the length of the page at byte {at}")
-        bits = np.frombuffer(body, dtype=np.uint8, offset=begin)
-        flat: NDArray[Any] = np.unpackbits(bits, count=count, bitorder="little").view(np.bool_)
-    else:
-        if len(body) != begin + 4 * count:
-            raise Unfamiliar(f"the length of the page at byte {at}")
-        flat = np.frombuffer(body, dtype=_FLOAT32 if name == "loss_weight" else _INT32, offset=begin)
-    return flat.reshape(rows, seq_len)

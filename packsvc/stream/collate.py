@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from packsvc.stream.batch import PackedBatch, PackIndex
 from packsvc.stream.options import Layout
-from packsvc.stream.source import PackRow
+from packsvc.stream.rows import Rows
 
 IGNORED = -100
 """The label that PyTorch's cross entropy leaves out by default."""
@@ -32,7 +34,7 @@ class RowShape:
 
 
 def collate(
-    rows: Sequence[PackRow],
+    rows: Rows,
     *,
     shape: RowShape,
     pack_indices: Sequence[PackIndex],
@@ -48,34 +50,29 @@ def collate(
         num_repeated_packs: So many packs at the end get no targets.
         num_loss_tokens_global: Targets of the global batch.
     """
-    bounds = np.concatenate([row.boundaries for row in rows])
-    sizes = [len(row.boundaries) - 1 for row in rows]
-    ends = np.cumsum(sizes)
-    # Between one pack's last boundary and the next one's first there is no segment.
-    is_segment = np.ones(len(bounds) - 1, dtype=np.bool_)
-    is_segment[(ends + np.arange(len(rows)))[:-1]] = False
-    lengths = np.subtract(bounds[1:], bounds[:-1], dtype=np.int64)[is_segment]
+    lengths = rows.lengths
     logical, physical = lengths, lengths
     if shape.align > 1:
         physical = -(-lengths // shape.align) * shape.align
     if shape.layout is Layout.PADDED:
-        tails = shape.seq_len - np.add.reduceat(physical, ends - np.array(sizes))
+        sizes = np.array(rows.num_segments)
+        ends = np.cumsum(sizes)
+        tails = shape.seq_len - np.add.reduceat(physical, ends - sizes)
         at, tails = ends[tails > 0], tails[tails > 0]
         physical, logical = np.insert(physical, at, tails), np.insert(logical, at, 0)
     cu = boundaries(physical)
     total = int(cu[-1])
 
-    num_tokens = [int(row.boundaries[-1]) for row in rows]
-    ids = np.concatenate([row.input_ids[:n] for row, n in zip(rows, num_tokens, strict=True)])
-    on = np.concatenate([row.loss_mask[:n] for row, n in zip(rows, num_tokens, strict=True)])
+    ids = _joined(rows.input_ids, np.int32)
+    on = rows.loss_mask
     if num_repeated_packs:
-        on[sum(num_tokens[: len(rows) - num_repeated_packs]) :] = False
+        on = on.copy()
+        on[sum(rows.num_tokens[: len(rows.num_tokens) - num_repeated_packs]) :] = False
     weights = None
-    if all(row.loss_weight is not None for row in rows):
-        stored = [row.loss_weight[:n] for row, n in zip(rows, num_tokens, strict=True) if row.loss_weight is not None]
-        weights = np.where(on, np.concatenate(stored), np.float32(0))
+    if rows.loss_weight is not None:
+        weights = np.where(on, _joined(rows.loss_weight, np.float32), np.float32(0))
     labels = ids - np.int32(IGNORED)
-    labels *= on
+    labels *= on.view(np.int8).astype(np.int32)  # two passes that are faster than the one of np.where
     labels += np.int32(IGNORED)
     places = _places(cu, logical, len(ids))
     if isinstance(places, slice):
@@ -92,7 +89,7 @@ def collate(
         cu_seqlens=_tensor(cu),
         cu_seqlens_logical=None if offsets is cu or np.array_equal(offsets, cu) else _tensor(offsets),
         max_seqlen=int(physical.max()),
-        seq_idx=_tensor(np.repeat(np.arange(len(physical), dtype=np.int32), physical)),
+        seq_idx=_tensor(_counting(len(physical)).repeat(physical)),
         padding_mask=_tensor(padding),
         loss_weights=None if weights is None else _tensor(_spread(weights, places, total, 0)),
         num_loss_tokens=int(np.count_nonzero(on)),
@@ -105,7 +102,7 @@ def collate(
     )
 
 
-def boundaries(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
+def boundaries(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
     """Offsets of segments: [3, 2] gives [0 3 5]."""
     cu = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=cu[1:])
@@ -114,12 +111,28 @@ def boundaries(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
 
 def position_ids(cu_seqlens: NDArray[np.int32]) -> NDArray[np.int32]:
     """Number each token within its own segment: [0 3 5] gives [0 1 2 0 1]."""
-    counting = np.arange(cu_seqlens[-1], dtype=np.int32)
-    counting -= cu_seqlens[:-1].repeat(cu_seqlens[1:] - cu_seqlens[:-1])
-    return counting
+    starts = cu_seqlens[:-1]
+    return _counting(int(cu_seqlens[-1])) - starts.repeat(cu_seqlens[1:] - starts)
 
 
-def _places(cu: NDArray[np.int32], logical: NDArray[np.int64], num_tokens: int) -> NDArray[np.int64] | slice:
+def _counting(size: int) -> NDArray[np.int32]:
+    """0 to size - 1; not to be written to."""
+    return _numbers(size.bit_length())[:size]
+
+
+@lru_cache(32)
+def _numbers(bits: int) -> NDArray[np.int32]:
+    numbers = np.arange(1 << bits, dtype=np.int32)
+    numbers.flags.writeable = False
+    return numbers
+
+
+def _joined(parts: Sequence[memoryview], dtype: Any) -> NDArray[Any]:
+    """The values of several packs in one new array."""
+    return np.frombuffer(bytearray().join(parts), dtype=np.dtype(dtype).newbyteorder("<"))
+
+
+def _places(cu: NDArray[np.int32], logical: NDArray[np.int32], num_tokens: int) -> NDArray[np.int64] | slice:
     """Where in the row the real tokens stand."""
     if cu[-1] == num_tokens:
         return slice(None)
@@ -128,9 +141,7 @@ def _places(cu: NDArray[np.int32], logical: NDArray[np.int64], num_tokens: int) 
     return places
 
 
-def _spread(
-    values: NDArray[np.generic], places: NDArray[np.int64] | slice, total: int, filler: int
-) -> NDArray[np.generic]:
+def _spread(values: NDArray[Any], places: NDArray[np.int64] | slice, total: int, filler: int) -> NDArray[Any]:
     if isinstance(places, slice):
         return values
     row = np.full(total, filler, dtype=values.dtype)
@@ -138,5 +149,5 @@ def _spread(
     return row
 
 
-def _tensor(array: NDArray[np.generic]) -> torch.Tensor:
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array)

@@ -30,6 +30,7 @@ class Picks:
     """(G,) pack numbers as that output's manifest counts."""
     repeated: NDArray[np.bool_]
     """(G,) True for packs that only fill up the last global batch; they get no targets."""
+    num_repeated: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +64,24 @@ class Epoch:
         self._orders = orders
         self._mixture = mixture
         self._steps = steps
+        self._none = np.zeros(steps.global_batch, dtype=np.bool_)
         self._start = 0
         self._chunk: tuple[NDArray[np.int64], NDArray[np.int64]] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def picks(self, step: int) -> Picks:
         """What step `step` takes."""
         size, total = self._steps.global_batch, self._steps.num_packs
-        places = np.arange(step * size, (step + 1) * size, dtype=np.int64)
-        repeated = places >= total
-        real = int(size - repeated.sum())
-        outputs, packs = self._range(int(places[0]), int(places[0]) + real)
+        start = step * size
+        real = min(size, total - start)
+        outputs, packs = self._range(start, start + real)
+        repeated = self._none
         if real < size:
+            repeated = np.arange(size) >= real
             # The order is taken from its start again, more than once where a batch is larger than an epoch.
             first = [self._range(0, min(total, size - real))] * (-(-(size - real) // total))
             outputs = np.concatenate([outputs, *(part[0] for part in first)])[:size]
             packs = np.concatenate([packs, *(part[1] for part in first)])[:size]
-        return Picks(outputs=outputs, packs=packs, repeated=repeated)
+        return Picks(outputs=outputs, packs=packs, repeated=repeated, num_repeated=size - real)
 
     def _range(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Output and pack number at places [start, stop) of the order."""

@@ -9,13 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from packsvc.shards import COUNT_COLUMNS
 from packsvc.stream.balance import balance
 from packsvc.stream.batch import PackedBatch, PackIndex
 from packsvc.stream.collate import RowShape, collate
 from packsvc.stream.epoch import Picks
 from packsvc.stream.opening import Output
 from packsvc.stream.options import Unit
-from packsvc.stream.source import PackRow, PackSource
+from packsvc.stream.rows import Rows, arranged
+from packsvc.stream.source import PackSource
+
+_TARGETS, _SQUARES = COUNT_COLUMNS.index("num_loss_tokens"), COUNT_COLUMNS.index("sum_squared_lengths")
+_COLUMN_OF = {Unit.TOKENS: COUNT_COLUMNS.index("num_tokens"), Unit.LOSS_TOKENS: _TARGETS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,26 +63,24 @@ class BatchMaker:
 
     def make(self, step: int, picks: Picks) -> Made:
         """This rank's batch of a step."""
-        counts = {"num_tokens": 0, "num_loss_tokens": 0, "sum_squared_lengths": 0}
-        values = {name: np.zeros(len(picks.packs), dtype=np.int64) for name in counts}
-        for output, chosen in self._of_outputs(picks.outputs):
-            found = self._source(output).counts(picks.packs[chosen])
-            for name, column in values.items():
-                column[chosen] = getattr(found, name)
-        counted = ~picks.repeated
-        mine = self._mine(values["sum_squared_lengths"])
-        # Repeated packs stand last in the row, whatever balancing made of their places.
-        mine = mine[np.argsort(picks.repeated[mine], kind="stable")]
+        counts = self._counts(picks)
+        mine = self._mine(counts[:, _SQUARES])
+        num_repeated, counted = 0, counts
+        if picks.num_repeated:
+            # Repeated packs stand last in the row, whatever balancing made of their places, and add no targets.
+            mine = np.arange(len(counts))[mine]
+            mine = mine[np.argsort(picks.repeated[mine], kind="stable")]
+            num_repeated, counted = int(picks.repeated[mine].sum()), counts * ~picks.repeated[:, np.newaxis]
+        packs, outputs = picks.packs[mine], picks.outputs[mine]
         batch = collate(
-            self._rows(picks.outputs[mine], picks.packs[mine]),
+            self._rows(outputs, packs, counts[mine]),
             shape=self._shape,
-            pack_indices=self._names(picks.outputs[mine], picks.packs[mine]),
-            num_repeated_packs=int(picks.repeated[mine].sum()),
-            num_loss_tokens_global=int(values["num_loss_tokens"][counted].sum()),
+            pack_indices=self._names(outputs, packs),
+            num_repeated_packs=num_repeated,
+            num_loss_tokens_global=int(counted[:, _TARGETS].sum()),
         )
-        amounts = counted.astype(np.int64) if self._unit is Unit.PACKS else values[f"num_{self._unit}"] * counted
-        units = np.bincount(picks.outputs, weights=amounts, minlength=len(self._outputs))
-        return Made(step=step, batch=batch, units=tuple(int(n) for n in units))
+        amounts = ~picks.repeated if self._unit is Unit.PACKS else counted[:, _COLUMN_OF[self._unit]]
+        return Made(step=step, batch=batch, units=self._sums(amounts, picks.outputs))
 
     def close(self) -> None:
         """Let go of all files."""
@@ -87,27 +90,37 @@ class BatchMaker:
             if source is not None:
                 source.close()
 
-    def _mine(self, costs: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _counts(self, picks: Picks) -> NDArray[np.int64]:
+        """(G, 4) what the small columns say of the global batch."""
+        if len(self._outputs) == 1:
+            return self._source(0).counts(picks.packs)
+        counts = np.empty((len(picks.packs), len(COUNT_COLUMNS)), dtype=np.int64)
+        for output, chosen in _by_output(picks.outputs):
+            counts[chosen] = self._source(output).counts(picks.packs[chosen])
+        return counts
+
+    def _mine(self, costs: NDArray[np.int64]) -> NDArray[np.int64] | slice:
         if self._balanced:
             dealt: NDArray[np.int64] = balance(costs, num_ranks=self._world_size)[self._rank]
             return dealt
         share = len(costs) // self._world_size
-        return np.arange(self._rank * share, (self._rank + 1) * share, dtype=np.int64)
+        return slice(self._rank * share, (self._rank + 1) * share)
 
-    def _rows(self, outputs: NDArray[np.int64], packs: NDArray[np.int64]) -> list[PackRow]:
-        rows: list[PackRow | None] = [None] * len(packs)
-        for output, places in self._of_outputs(outputs):
-            for place, row in zip(places.tolist(), self._source(output).rows(packs[places]), strict=True):
-                rows[place] = row
-        return [row for row in rows if row is not None]
-
-    def _of_outputs(self, outputs: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Each output that is among these, and where."""
+    def _rows(self, outputs: NDArray[np.int64], packs: NDArray[np.int64], counts: NDArray[np.int64]) -> Rows:
         if len(self._outputs) == 1:
-            yield 0, np.arange(len(outputs))
-            return
-        for output in np.unique(outputs):
-            yield int(output), np.flatnonzero(outputs == output)
+            return self._source(0).rows(packs, counts)
+        parts, places = [], []
+        for output, chosen in _by_output(outputs):
+            parts.append(self._source(output).rows(packs[chosen], counts[chosen]))
+            places.append(chosen.tolist())
+        return arranged(parts, places)
+
+    def _sums(self, amounts: NDArray[np.int64] | NDArray[np.bool_], outputs: NDArray[np.int64]) -> tuple[int, ...]:
+        """What each output adds."""
+        if len(self._outputs) == 1:
+            return (int(amounts.sum()),)
+        sums = np.bincount(outputs, weights=amounts, minlength=len(self._outputs))
+        return tuple(int(n) for n in sums)
 
     def _names(self, outputs: NDArray[np.int64], packs: NDArray[np.int64]) -> list[PackIndex]:
         if self._outputs[0].share is None:
@@ -120,3 +133,9 @@ class BatchMaker:
             if source is None:
                 source = self._sources[output] = self._outputs[output].source()
             return source
+
+
+def _by_output(outputs: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each output that is among these, and where."""
+    for output in np.unique(outputs):
+        yield int(output), np.flatnonzero(outputs == output)

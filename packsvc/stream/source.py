@@ -7,12 +7,11 @@ fetched. Safe under several threads, which may read the same shard at the same t
 
 from __future__ import annotations
 
-import contextlib
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -20,10 +19,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packsvc.errors import DamageError
-from packsvc.shards import COUNT_COLUMNS, Manifest, PackPages, PageReader, RecentlyUsed, ShardReader
+from packsvc.shards import (
+    COUNT_COLUMNS,
+    BatchDecoder,
+    Manifest,
+    PackPages,
+    Packs,
+    PageReader,
+    RawPack,
+    RecentlyUsed,
+    ShardReader,
+    Unfamiliar,
+)
 from packsvc.storage import Store
 from packsvc.stream.cache import ShardCache
 from packsvc.stream.geometry import check_packs
+from packsvc.stream.rows import Rows
 
 CACHE_BYTES = 64 << 20
 """Packs decoded beside those asked for, kept in memory for each output: where a page holds several, or a shard is in
@@ -33,30 +44,7 @@ MAX_OPEN_SHARDS = 64
 FETCHES_AT_ONCE = 4
 
 V = TypeVar("V")
-Counts = dict[str, NDArray[np.int64]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackCounts:
-    """What the small columns say of some packs, in the order asked for."""
-
-    num_tokens: NDArray[np.int64]
-    num_loss_tokens: NDArray[np.int64]
-    sum_squared_lengths: NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class PackRow:
-    """One pack; the arrays are views and are not to be written to."""
-
-    input_ids: NDArray[np.int32]
-    """(seq_len,)"""
-    loss_mask: NDArray[np.bool_]
-    """(seq_len,)"""
-    loss_weight: NDArray[np.float32] | None
-    """(seq_len,)"""
-    boundaries: NDArray[np.int32]
-    """(num_segments + 1,): 0 first, the number of real tokens last."""
+Counts = NDArray[np.int64]
 
 
 class PackSource:
@@ -64,6 +52,8 @@ class PackSource:
 
     def __init__(self, store: Store, manifest: Manifest, cache: ShardCache | None = None) -> None:
         self._offsets = manifest.pack_offsets
+        self._firsts = manifest.pack_offsets.tolist()
+        self._seq_len = manifest.seq_len
         self._cache = cache
         self._is_remote = not store.is_local
         self._max_open = MAX_OPEN_SHARDS if cache is None else min(MAX_OPEN_SHARDS, cache.num_shards)
@@ -80,8 +70,11 @@ class PackSource:
         self._pool: ThreadPoolExecutor | None = None
         self._begun = False
         """Packs have been read: from now on, reading waits for the cache."""
+        self._decoder = BatchDecoder(manifest.seq_len)
         self._locks = [threading.Lock() for _ in self._readers]
         self._opened: OrderedDict[int, None] = OrderedDict()
+        self._ready: set[int] = set()
+        """Those of the opened that can be read at once."""
         self._busy = [0] * len(self._readers)
         self._opened_lock = threading.Lock()
         self._counts: RecentlyUsed[Counts] = RecentlyUsed(COUNT_BYTES)
@@ -89,53 +82,75 @@ class PackSource:
     def touch(self, shard: int) -> Counts:
         """The small columns of a shard, after its size, metadata and sums were compared with the manifest.
 
+        Returns:
+            (packs, 4) in the order of `COUNT_COLUMNS`.
+
         Raises:
             DamageError: The shard is not what the manifest says; the message names it.
         """
         found = self._counts.get(shard)
         if found is None:
             found = self._read(shard, self._read_counts)
-            self._counts.put(shard, found, sum(column.nbytes for column in found.values()))
+            self._counts.put(shard, found, found.nbytes)
         return found
 
-    def counts(self, packs: NDArray[np.int64]) -> PackCounts:
+    def counts(self, packs: NDArray[np.int64]) -> Counts:
         """What the small columns say of packs, given by their manifest numbers. Touches their shards.
+
+        Returns:
+            (packs, 4) in the order asked for, columns in the order of `COUNT_COLUMNS`.
 
         Raises:
             DamageError: A shard is not what the manifest says; the message names it and a pack asked for.
         """
-        names = ("num_tokens", "num_loss_tokens", "sum_squared_lengths")
-        values = {name: np.empty(len(packs), dtype=np.int64) for name in names}
+        values = np.empty((len(packs), len(COUNT_COLUMNS)), dtype=np.int64)
         for shard, places, inside in self._by_shard(packs):
-            columns = self._touch_for(shard, packs[places])
-            for name in names:
-                values[name][places] = columns[name][inside]
-        return PackCounts(**values)
+            values[places] = self._touch_for(shard, packs[places])[inside]
+        return values
 
-    def rows(self, packs: NDArray[np.int64]) -> list[PackRow]:
+    def rows(self, packs: NDArray[np.int64], counts: Counts) -> Rows:
         """Packs by their manifest numbers, in the order asked for, repeats allowed.
+
+        Args:
+            packs: At least one.
+            counts: What `counts` gave for them.
 
         Raises:
             DamageError: A shard, a page or a pack is damaged; the message names shard and pack.
         """
-        found: list[PackPages] = [_NOTHING] * len(packs)
-        of = {name: np.empty(len(packs), dtype=np.int64) for name in COUNT_COLUMNS}
-        for shard, places, inside in self._by_shard(packs):
-            counts = self._touch_for(shard, packs[places])
-            try:
-                read = self._read(shard, partial(PageReader.read, packs=inside, counts=counts))
-            except DamageError as error:
-                raise DamageError(self._name(shard, packs[places], inside, counts, error)) from error
-            for place, pages in zip(places.tolist(), read, strict=True):
-                found[place] = pages
-            for name, column in counts.items():
-                of[name][places] = column[inside]
+        found = self._together(packs, counts) or self._one_by_one(packs)
         self._begun = True
-        check_packs(found, of, lambda place: self._place(int(packs[place])))
-        return [
-            PackRow(pages.input_ids, pages.loss_mask, pages.loss_weight, pages.cu_seqlens[: num_segments + 1])
-            for pages, num_segments in zip(found, of["num_segments"].tolist(), strict=True)
-        ]
+        return check_packs(found, counts, lambda place: self._place(int(packs[place])))
+
+    def _together(self, packs: NDArray[np.int64], counts: Counts) -> Packs | None:
+        """All packs in one go; None where something about them is not as usual."""
+        raws: list[RawPack] = [_NOTHING] * len(packs)
+        try:
+            for shard, places, inside in self._by_shard(packs):
+                read = self._read_once(shard, partial(PageReader.fetch, packs=inside))
+                if read is None:
+                    return None
+                for place, raw in zip(places, read, strict=True):
+                    raws[place] = raw
+            real, tokens = counts[:, :2].T.tolist()
+            sizes = [n + 1 + (t < self._seq_len) for n, t in zip(real, tokens, strict=True)]
+            return self._decoder.decode(raws, sizes)
+        except (Unfamiliar, DamageError):
+            return None
+
+    def _one_by_one(self, packs: NDArray[np.int64]) -> Packs:
+        """The slow twin: shard by shard and page by page; what is damaged is fetched again, or named."""
+        found: list[PackPages | None] = [None] * len(packs)
+        for shard, places, inside in self._by_shard(packs):
+            counts = dict(zip(COUNT_COLUMNS, self._touch_for(shard, packs[places]).T, strict=True))
+            numbers = np.array(inside, dtype=np.int64)
+            try:
+                read = self._read(shard, partial(PageReader.read, packs=numbers, counts=counts))
+            except DamageError as error:
+                raise DamageError(self._name(shard, packs[places], numbers, counts, error)) from error
+            for place, pages in zip(places, read, strict=True):
+                found[place] = pages
+        return Packs.of([pages for pages in found if pages is not None])
 
     def close(self) -> None:
         """Let go of all files; what is being fetched is waited for."""
@@ -146,14 +161,16 @@ class PackSource:
             with self._locks[shard]:
                 self._close(shard)
 
-    def _by_shard(self, packs: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    def _by_shard(self, packs: NDArray[np.int64]) -> Iterable[tuple[int, list[int], list[int]]]:
         """For each shard: which of these packs are in it, and their numbers there."""
-        offsets = self._offsets
-        shards = offsets.searchsorted(packs, side="right") - 1
-        inside = packs - offsets[shards]
-        for shard in sorted(set(shards.tolist())):
-            places = (shards == shard).nonzero()[0]
-            yield shard, places, inside[places]
+        firsts = self._firsts
+        found: dict[int, tuple[int, list[int], list[int]]] = {}
+        for place, pack in enumerate(packs.tolist()):
+            shard = bisect_right(firsts, pack) - 1
+            _, places, inside = found.get(shard) or found.setdefault(shard, (shard, [], []))
+            places.append(place)
+            inside.append(pack - firsts[shard])
+        return found.values()
 
     def _place(self, pack: int) -> str:
         """How errors call a pack."""
@@ -168,7 +185,12 @@ class PackSource:
             raise DamageError(f"pack {int(packs.min())} cannot be read: {error}") from error
 
     def _name(
-        self, shard: int, packs: NDArray[np.int64], inside: NDArray[np.int64], counts: Counts, error: DamageError
+        self,
+        shard: int,
+        packs: NDArray[np.int64],
+        inside: NDArray[np.int64],
+        counts: dict[str, Counts],
+        error: DamageError,
     ) -> str:
         """What to say of packs that could not be read together: which is the first that cannot be read alone."""
         for pack, number in zip(packs.tolist(), inside.tolist(), strict=True):
@@ -180,7 +202,8 @@ class PackSource:
 
     def _read(self, shard: int, read: Callable[[PageReader], V]) -> V:
         """Read from one shard; where it was fetched from afar and is damaged, fetch it once more."""
-        with self._at_hand(shard):
+        self._take(shard)
+        try:
             try:
                 return read(self._reader(shard))
             except DamageError:
@@ -194,6 +217,16 @@ class PackSource:
                         self._cache.forget(reader.shard.entry)
                     self._fetch(shard)
             return read(reader)
+        finally:
+            self._give_back(shard)
+
+    def _read_once(self, shard: int, read: Callable[[PageReader], V]) -> V:
+        """Read from one shard, whatever comes of it."""
+        self._take(shard)
+        try:
+            return read(self._reader(shard))
+        finally:
+            self._give_back(shard)
 
     def _reader(self, shard: int) -> PageReader:
         return self._far.get(shard) or self._readers[shard]
@@ -204,41 +237,55 @@ class PackSource:
             total, expected = int(found[name].sum()), getattr(reader.shard.entry, name)
             if total != expected:
                 raise DamageError(f"{reader.shard.where}: {name} adds up to {total}, the manifest says {expected}")
-        return found
+        return np.stack([found[name] for name in COUNT_COLUMNS], axis=1)
 
-    @contextlib.contextmanager
-    def _at_hand(self, shard: int) -> Iterator[None]:
-        """Have a shard open, or ready to be opened, while the block runs."""
+    def _take(self, shard: int) -> None:
+        """Have a shard open, or ready to be opened, until it is given back."""
         with self._opened_lock:
             self._busy[shard] += 1
+            if shard in self._ready:
+                self._opened.move_to_end(shard)
+                return
         try:
             with self._locks[shard]:
                 self._use(shard)
-            yield
-        finally:
-            with self._opened_lock:
-                self._busy[shard] -= 1
+        except BaseException:
+            self._give_back(shard)
+            raise
+
+    def _give_back(self, shard: int) -> None:
+        with self._opened_lock:
+            self._busy[shard] -= 1
 
     def _use(self, shard: int) -> None:
         """Keep the number of open files bounded, and fetch the shard where it is far. With the shard's lock held."""
         with self._opened_lock:
-            is_open = shard in self._opened and shard not in self._far
             self._opened[shard] = None
             self._opened.move_to_end(shard)
-            spare = [] if is_open else list(self._opened)[: max(0, len(self._opened) - self._max_open)]
-        if is_open:
-            return
+            spare = list(self._opened)[: max(0, len(self._opened) - self._max_open)]
+            if shard in self._ready:
+                return
         for other in spare:
             # One that another thread is reading is passed over; its turn comes.
             if other != shard and self._locks[other].acquire(blocking=False):
                 try:
-                    if not self._busy[other]:
+                    with self._opened_lock:
+                        is_free = not self._busy[other]
+                        if is_free:
+                            self._ready.discard(other)
+                    if is_free:
                         self._close(other)
                 finally:
                     self._locks[other].release()
-        if self._cache is None:
-            return
-        if self._begun or self._cache.holds(self._readers[shard].shard.entry):
+        if self._cache is not None:
+            self._bring(shard, self._cache)
+        if shard not in self._far:
+            with self._opened_lock:
+                self._ready.add(shard)
+
+    def _bring(self, shard: int, cache: ShardCache) -> None:
+        """Have a shard in the cache, or begin to fetch it and read it from afar. With the shard's lock held."""
+        if self._begun or cache.holds(self._readers[shard].shard.entry):
             self._fetch(shard)
             self._far.pop(shard, None)
         elif shard not in self._far:
@@ -247,7 +294,7 @@ class PackSource:
             self._far[shard] = PageReader(far, self._kept)
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="packsvc-fetch")
-            self._fetches[shard] = self._pool.submit(self._cache.fetch, near.entry)
+            self._fetches[shard] = self._pool.submit(cache.fetch, near.entry)
 
     def _fetch(self, shard: int) -> None:
         """Have a shard in the cache. With the shard's lock held."""
@@ -266,6 +313,7 @@ class PackSource:
             self._cache.release(reader.shard.entry)
         with self._opened_lock:
             self._opened.pop(shard, None)
+            self._ready.discard(shard)
 
 
-_NOTHING = PackPages(np.zeros(0, np.int32), np.zeros(0, np.bool_), None, np.zeros(0, np.int32))
+_NOTHING = RawPack([], ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from packsvc.errors import ConfigError
 from packsvc.stream import PackedBatch, PackStream
 from packsvc.stream.collate import RowShape, boundaries, collate, position_ids
 from packsvc.stream.options import Layout
-from packsvc.stream.source import PackRow
+from packsvc.stream.rows import Rows
 from packsvc.types import PackColumns
 from tests.stream.oracle import fields_of, slow_batch
 from tests.stream.outputs import PAD, Written, encoded, write_output, write_packs
@@ -20,12 +21,21 @@ from packsvc.assemble import assemble  # isort: skip
 from packsvc.plan import place  # isort: skip
 
 
-def row_of(pack: PackColumns) -> PackRow:
-    return PackRow(
-        input_ids=pack.input_ids[0],
-        loss_mask=pack.loss_mask[0],
-        loss_weight=None if pack.loss_weight is None else pack.loss_weight[0],
-        boundaries=pack.cu_seqlens[: int(pack.num_segments[0]) + 1],
+def rows_of(packs: list[PackColumns]) -> Rows:
+    """The real tokens of packs of one row each."""
+    num_tokens = [int(pack.num_tokens[0]) for pack in packs]
+    num_segments = [int(pack.num_segments[0]) for pack in packs]
+    pairs = list(zip(packs, num_tokens, strict=True))
+    weights = [memoryview(pack.loss_weight[0, :n]).cast("B") for pack, n in pairs if pack.loss_weight is not None]
+    return Rows(
+        input_ids=[memoryview(pack.input_ids[0, :n]).cast("B") for pack, n in pairs],
+        loss_mask=np.concatenate([pack.loss_mask[0, :n] for pack, n in pairs]),
+        loss_weight=weights or None,
+        lengths=np.concatenate(
+            [np.diff(pack.cu_seqlens[: n + 1]) for pack, n in zip(packs, num_segments, strict=True)]
+        ),
+        num_segments=num_segments,
+        num_tokens=num_tokens,
     )
 
 
@@ -45,7 +55,7 @@ def test_equals_the_slow_twin(lengths, layout, align, weights, repeated):
     ]
     repeated = min(repeated, len(packs))
     found = collate(
-        [row_of(pack) for pack in packs],
+        rows_of(packs),
         shape=RowShape(layout=Layout(layout), align=align, seq_len=16, pad_id=PAD),
         pack_indices=range(len(packs)),
         num_repeated_packs=repeated,
