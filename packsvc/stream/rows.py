@@ -1,0 +1,52 @@
+"""The real tokens of some packs, back to back: what a batch is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """T real tokens of S segments in some packs, padding tails left out. Not to be written to."""
+
+    input_ids: Sequence[memoryview]
+    """For each pack, the bytes of its int32 ids."""
+    loss_mask: NDArray[np.bool_]
+    """(T,)"""
+    loss_weight: Sequence[memoryview] | None
+    """For each pack, the bytes of its float32 weights."""
+    lengths: NDArray[np.int32]
+    """(S,) tokens of each segment."""
+    num_segments: Sequence[int]
+    """Of each pack."""
+    num_tokens: Sequence[int]
+    """Of each pack."""
+
+
+def arranged(parts: Sequence[Rows], places: Sequence[Sequence[int]]) -> Rows:
+    """The packs of several outputs in one order.
+
+    Args:
+        parts: Rows of each output.
+        places: Where in the order the packs of each part stand; all together 0 to n - 1.
+    """
+    found: list[tuple[Rows, int, int, int]] = [(parts[0], 0, 0, 0)] * sum(len(part.num_tokens) for part in parts)
+    for part, where in zip(parts, places, strict=True):
+        tokens = accumulate(part.num_tokens, initial=0)
+        segments = accumulate(part.num_segments, initial=0)
+        for i, (place, token, segment) in enumerate(zip(where, tokens, segments, strict=False)):
+            found[place] = (part, i, token, segment)
+    weights = [part.loss_weight[i] for part, i, _, _ in found if part.loss_weight is not None]
+    return Rows(
+        input_ids=[part.input_ids[i] for part, i, _, _ in found],
+        loss_mask=np.concatenate([part.loss_mask[at : at + part.num_tokens[i]] for part, i, at, _ in found]),
+        loss_weight=weights if len(weights) == len(found) else None,
+        lengths=np.concatenate([part.lengths[at : at + part.num_segments[i]] for part, i, _, at in found]),
+        num_segments=[part.num_segments[i] for part, i, _, _ in found],
+        num_tokens=[part.num_tokens[i] for part, i, _, _ in found],
+    )
