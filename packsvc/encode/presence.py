@@ -170,7 +170,7 @@ def _stands_elsewhere(core: str, messages: list[JsonDict], index: int) -> bool:
 
 def reasoning_text(message: JsonDict) -> str | None:
     """The reasoning of an assistant message, from its field or from the tags in its content; None without any."""
-    value = reasoning_of(message)
+    value = reasoning_of(message) if len(message) > 2 else None  # role and content
     if value is not None:
         text = value if type(value) is str else "\n".join(_leaves(value))
         return text.strip() or None

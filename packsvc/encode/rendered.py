@@ -28,8 +28,7 @@ class Span(NamedTuple):
     """Which message they belong to; -1 for text that none of them wrote (`train_on: all`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
+class Rendered(NamedTuple):
     """One conversation as the template writes it."""
 
     text: str

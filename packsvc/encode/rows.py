@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -63,7 +62,7 @@ class Rows:
             for unit in units_of(example, row=row, turns=self._job.turns):
                 given_up = self._row == row and self._overlong_in_line >= HOPELESS
                 refusal = self._hopeless if given_up else refused
-                yield unit if refusal is None else replace(unit, refused=refusal)
+                yield unit if refusal is None else unit._replace(refused=refusal)
 
     def _weight_refusal(self, example: Example) -> RowRefused | None:
         if self._job.loss_weights or (weight := fractional_weight(example)) is None:

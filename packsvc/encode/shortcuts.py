@@ -25,8 +25,8 @@ from typing import Any
 
 from jinja2 import Environment, nodes
 from jinja2.compiler import CodeGenerator, Frame
-from jinja2.defaults import DEFAULT_TESTS
 from jinja2.runtime import LoopContext
+from jinja2.tests import TESTS
 from jinja2.utils import Namespace
 
 _PLACE = frozenset({"first", "last", "index", "index0", "revindex", "revindex0", "length"})
@@ -41,7 +41,8 @@ _ATTRIBUTES = "_Namespace__attrs"
 """Where a namespace keeps its values; `getattr` would take a way through Python code of its own."""
 _MOST_PLACES = 256
 _PLAIN = frozenset({str, int, float, bool, type(None), list, dict, tuple})
-_GET, _CALL, _NAMESPACE = "packsvc_get", "packsvc_call", "packsvc_namespace"
+_GET, _CALL = "packsvc_get", "packsvc_call"
+_NAMESPACE, _NAMESPACE_TYPE = "packsvc_namespace", "packsvc_namespace_type"
 _LOOP, _LOOPS, _ABSENT = "packsvc_loop", "packsvc_loops", "packsvc_absent_"
 _TESTS = {
     "none": "({} is None)",
@@ -111,11 +112,11 @@ class ShortcutGenerator(CodeGenerator):
             super().visit_Getattr(node, frame)
             return
         value, name = self._source(node.node, frame), repr(node.attr)
-        if isinstance(node.node, nodes.Name) and node.node.name == "loop" and node.attr in _PLACE:
-            if _LOCAL.match(value):
-                known = f"{value}.{node.attr} if type({value}) in environment.{_LOOPS}"
-                self.write(f"({known} else environment.getattr({value}, {name}))")
-                return
+        is_loop = isinstance(node.node, nodes.Name) and node.node.name == "loop" and _LOCAL.match(value)
+        if is_loop and node.attr in _PLACE:
+            known = f"{value}.{node.attr} if type({value}) in environment.{_LOOPS}"
+            self.write(f"({known} else environment.getattr({value}, {name}))")
+            return
         self._write_key(value, node.attr, f"environment.{_GET}({{}}, {name})")
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
@@ -129,8 +130,12 @@ class ShortcutGenerator(CodeGenerator):
     def visit_Test(self, node: nodes.Test, frame: Frame) -> None:
         """`value is name`."""
         form = _TESTS.get(node.name)
-        alone = not (node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
-        if form is not None and alone and self.environment.tests.get(node.name) is DEFAULT_TESTS[node.name]:
+        if (
+            form is not None
+            and self.environment.tests.get(node.name) is TESTS[node.name]
+            and not (node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
+            and isinstance(node.node, (nodes.Name, nodes.Getattr, nodes.Getitem, nodes.Call))
+        ):
             self.write(form.format(self._source(node.node, frame)))
             return
         super().visit_Test(node, frame)
@@ -143,7 +148,8 @@ class ShortcutGenerator(CodeGenerator):
         elif isinstance(method, nodes.Name) and method.name == "namespace" and not node.args:
             value = self._source(method, frame)
             given = ", ".join(f"{pair.key}={self._source(pair.value, frame)}" for pair in node.kwargs)
-            self.write(f"(environment.{_NAMESPACE}({given}) if {value} is environment.{_NAMESPACE} ")
+            make = _NAMESPACE if all(not pair.key.startswith("_") for pair in node.kwargs) else _NAMESPACE_TYPE
+            self.write(f"(environment.{make}({given}) if {value} is environment.{_NAMESPACE_TYPE} ")
             self.write(f"else environment.call(context, {value}, {given}))")
             return
         elif (
@@ -184,8 +190,11 @@ class ShortcutGenerator(CodeGenerator):
 def take_shortcuts(environment: Environment) -> None:
     """Let `environment`, an overlay of the caller's own, compile with shortcuts."""
     environment.code_generator_class = ShortcutGenerator
-    setattr(environment, _GET, _attribute_getter(environment))
-    setattr(environment, _NAMESPACE, environment.globals["namespace"])
+    namespace: Any = environment.globals["namespace"]
+    known = issubclass(namespace, Namespace) and namespace.__getattribute__ is Namespace.__getattribute__
+    setattr(environment, _GET, _attribute_getter(environment) if known else environment.getattr)
+    setattr(environment, _NAMESPACE_TYPE, namespace)
+    setattr(environment, _NAMESPACE, _namespace_maker(namespace) if known else namespace)
     setattr(environment, _CALL, _method_caller(environment))
     setattr(environment, _LOOP, _loop)
     setattr(environment, _LOOPS, (LoopPlace, LoopContext))
@@ -198,9 +207,7 @@ def take_shortcuts(environment: Environment) -> None:
 def _attribute_getter(environment: Environment) -> Callable[[Any, str], Any]:
     """Attributes of what is no exact dict."""
     slow = environment.getattr
-    kind = environment.globals["namespace"]
-    if not (issubclass(kind, Namespace) and kind.__getattribute__ is Namespace.__getattribute__):
-        return slow
+    kind: Any = environment.globals["namespace"]
     attributes: Callable[[Any, str], dict[str, Any]] = object.__getattribute__
     missing = object()
 
@@ -212,6 +219,17 @@ def _attribute_getter(environment: Environment) -> Callable[[Any, str], Any]:
         return slow(value, name)
 
     return get
+
+
+def _namespace_maker(kind: Any) -> Callable[..., Any]:
+    """Namespaces with names that need no check."""
+
+    def namespace(**values: Any) -> Any:
+        made = kind.__new__(kind)
+        setattr(made, _ATTRIBUTES, values)
+        return made
+
+    return namespace
 
 
 def _method_caller(environment: Environment) -> Callable[..., Any]:

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, nodes
 
@@ -36,8 +35,7 @@ class ClockAskedError(EncodeError):
     """The template asked for today's date, and the job names none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Marked:
+class Marked(NamedTuple):
     """A render and who wrote it."""
 
     text: str

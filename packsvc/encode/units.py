@@ -8,9 +8,8 @@ stands before the first user message belongs to the first turn.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from packsvc.config import Turns
 from packsvc.encode.rendered import RowRefused
@@ -20,8 +19,7 @@ Weights = tuple[float | None, ...]
 PartWeights = tuple[Weights | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """An example, or the part of it that one segment is made of."""
 
     example: Example

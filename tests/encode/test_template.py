@@ -177,6 +177,67 @@ def test_expressions_of_every_shortcut_and_of_their_neighbours():
     assert turn_template(source).plain(messages, None) == by_transformers(source, messages)
 
 
+EACH, END = "{% for m in messages %}", "{% endfor %}"
+PLACE = "{{ [loop.first, loop.last, loop.index, loop.index0, loop.revindex, loop.revindex0, loop.length] }}"
+LOOPS = {
+    "a list": EACH + PLACE + END,
+    "backwards": "{% for m in messages[::-1] %}" + PLACE + END,
+    "another loop inside": EACH + "{% for x in [1, 2] %}" + PLACE + END + PLACE + END,
+    "a dict": "{% for k in messages[0] %}" + PLACE + END,
+    "a generator": "{% for x in messages | map('upper') %}{{ loop.last }}" + END,
+    "with a condition": "{% for m in messages if m.role == 'user' %}" + PLACE + "{% else %}none" + END,
+    "over an empty list": "{% for m in [] %}" + PLACE + "{% else %}none" + END,
+    "over nothing": "{% for m in nothing %}" + PLACE + "{% else %}none" + END,
+    "over a number": "{% for m in 5 %}{{ loop.first }}" + END,
+    "over a missing key": "{% for m in messages[0].calls %}{{ loop.first }}" + END + "{{ messages[0].calls.first }}",
+    "very long": "{% for m in messages * 200 %}" + PLACE + END,
+    "what else a loop knows": EACH + "{{ loop.cycle(1, 2) }}{{ loop.changed(m.role) }}{{ loop.previtem }}" + END,
+    "handed on": "{% macro f(loop) %}{{ loop.index }}{{ loop.x }}{% endmacro %}"
+    + EACH
+    + "{{ f(loop) }}{{ f(m) }}"
+    + END,
+    "a name like it": "{% set loop = {'index': 7} %}{{ loop.index }}" + EACH + "{{ loop.index }}" + END,
+    "recursive": "{% for m in [1, [2, [3]]] recursive %}{{ loop.depth }}{{ loop(m) if m is iterable else m }}" + END,
+    "unpacked": "{% for k, v in [(1, 2), [3, 4]] %}" + PLACE + "{{ k + v }}" + END,
+    "broken off": EACH + "{% if loop.last %}{% break %}{% endif %}{{ loop.index }}{% continue %}x" + END,
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_know_their_places_as_in_jinja(name):
+    messages = [{"role": role, "content": "hello"} for role in ("user", "assistant", "user")]
+    assert outcome(turn_template(LOOPS[name]).plain, messages, None) == outcome(by_transformers, LOOPS[name], messages)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "{% set ns = namespace() %}{{ ns.a is defined }}{% set ns.a = 1 %}{{ ns.a }}",
+        "{% set ns = namespace({'a': [1]}, b=2) %}{{ ns.a }}{{ ns.a[0] }}{{ ns.b }}",
+        "{% set ns = namespace(self=1, x=messages[0].role) %}{{ ns.self }}{{ ns.x }}{{ ns.items is defined }}",
+        "{% set ns = namespace(_x=1) %}{{ ns._x }}",
+        "{% set ns = namespace(a=1) %}{% set ns._b = 1 %}{{ ns._b }}",
+        "{% set namespace = dict %}{% set ns = namespace(a=1) %}{{ ns.a }}",
+        "{{ namespace(a=nothing.x) }}",
+        "{{ nothing(a=1) }}",
+    ],
+)
+def test_namespaces_are_as_in_transformers(expression):
+    messages = [{"role": "user", "content": "hello"}]
+    assert outcome(turn_template(expression).plain, messages, None) == outcome(by_transformers, expression, messages)
+
+
+@pytest.mark.parametrize("name", ["none", "string", "defined", "undefined", "true", "false", "mapping", "iterable"])
+def test_tests_answer_as_in_jinja(name):
+    values = "none, true, false, 0, 1, '', 'a', [], {}, messages, messages[0].nope, messages[0].role, nothing, 1.5"
+    source = "{{ [" + ", ".join(f"{v} is {name}, {v} is not {name}" for v in values.split(", ")) + "] }}"
+    messages = [{"role": "user", "content": "hello"}]
+    found = turn_template(source).plain(messages, None)
+    assert found == by_transformers(source, messages)
+    assert "True" in found
+    assert "False" in found
+
+
 @pytest.mark.parametrize(
     "expression",
     [
