@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -29,10 +28,29 @@ from packsvc.shards.page_index import (
 )
 from packsvc.shards.page_values import CODECS, INT32, PackPages
 
+try:
+    from isal.isal_zlib import crc32  # the same sums, three times faster
+except ImportError:
+    from zlib import crc32
+
 MASK, BOUNDARIES, WEIGHT = 1, 2, 3
 """Places of the columns in a pack's pages; ids are the first."""
 _ZSTD: Any = CODECS[6]
+_HEADS = 1 << 12
+"""Sizes of pages, of one form, whose headers are kept."""
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+class _Head(NamedTuple):
+    """A page header of known form, but for its checksum."""
+
+    size: int
+    before: bytes
+    """What comes before the checksum."""
+    after: bytes
+    """What comes after the checksum, and what the body begins with."""
+    stop: int
+    """Where `after` ends in the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +91,33 @@ class Packs:
         )
 
 
-class _Form(NamedTuple):
+class _Form:
     """What pages of one column with as many values have in common."""
 
-    size: int
-    """Of the content, decompressed."""
-    levels: bytes
-    """That the content begins with: one full list."""
-    frame: bytes
-    """That the page begins with behind its header: the head of a zstd frame that says `size`; empty for others."""
+    __slots__ = ("_frame", "_heads", "_num_values", "levels", "size")
+
+    def __init__(self, num_values: int, size: int, levels: bytes, frame: bytes) -> None:
+        self.size = size
+        """Of the content, decompressed."""
+        self.levels = levels
+        """That the content begins with: one full list."""
+        self._num_values = num_values
+        self._frame = frame
+        """That a page begins with behind its header: the head of a zstd frame that says `size`; empty for others."""
+        self._heads: dict[int, list[_Head]] = {}
+
+    def heads(self, page_size: int) -> Sequence[_Head]:
+        """The headers that a page of this form and size can have: checksums take five bytes or, rarely, fewer."""
+        found = self._heads.get(page_size)
+        if found is None:
+            found = []
+            for crc_size in (5, 4, 3, 2, 1):
+                size, before, after = expected_head(page_size, self.size, self._num_values, crc_size)
+                found.append(_Head(size, before, after + self._frame, size + len(self._frame)))
+            if len(self._heads) >= _HEADS:
+                self._heads = {}
+            self._heads[page_size] = found
+        return found
 
 
 class BatchDecoder:
@@ -89,8 +125,8 @@ class BatchDecoder:
 
     def __init__(self, seq_len: int) -> None:
         self._seq_len = seq_len
-        self._forms: dict[tuple[int, int, Any], _Form] = {}
-        """By column, number of values and codec; as seen last."""
+        self._forms: dict[tuple[int, Any], dict[int, _Form]] = {}
+        """By column and codec, and by number of values; as seen last."""
 
     def decode(self, raws: Sequence[RawPack], sizes: Sequence[int]) -> Packs:
         """Decode some packs, at least one.
@@ -109,8 +145,17 @@ class BatchDecoder:
         forms: list[_Form] = []
         bodies: list[memoryview] = []
         for column in range(num_columns):
+            known = self._forms.setdefault((column, codec), {})
             for raw, num_values in zip(raws, sizes if column == BOUNDARIES else full, strict=True):
-                form, body = self._body(raw.pages[column], column, num_values, codec)
+                page = raw.pages[column]
+                form = known.get(num_values)
+                body = None if form is None else _body_of(page, form)
+                if form is None or body is None:
+                    # The first such page in this process, or a file that was written otherwise than the one before.
+                    form = known[num_values] = _learn(page, column, num_values, codec)
+                    body = _body_of(page, form)
+                    if body is None:
+                        raise Unfamiliar("a page header")
                 forms.append(form)
                 bodies.append(body)
         values = _values(_contents(bodies, forms, codec), forms)
@@ -119,27 +164,14 @@ class BatchDecoder:
         bounds = np.frombuffer(b"".join(values[2 * count : 3 * count]), dtype=INT32)
         return Packs(values[:count], mask, values[3 * count :] or None, bounds, sizes)
 
-    def _body(self, page: bytes, column: int, num_values: int, codec: Any) -> tuple[_Form, memoryview]:
-        """A page's form and what follows its header, the checksum verified."""
-        key = (column, num_values, codec)
-        form = self._forms.get(key)
-        body = None if form is None else _body_of(page, form, num_values)
-        if form is None or body is None:
-            # The first such page in this process, or a file that was written otherwise than the one before.
-            form = self._forms[key] = _learn(page, column, num_values, codec)
-            body = _body_of(page, form, num_values)
-            if body is None:
-                raise Unfamiliar("a page header")
-        return form, body
 
-
-def _body_of(page: bytes, form: _Form, num_values: int) -> memoryview | None:
+def _body_of(page: bytes, form: _Form) -> memoryview | None:
     """What follows the header that a page of this form must have; None where it has another."""
-    for crc_size in (5, 4, 3, 2, 1):
-        size, before, after = expected_head(len(page), form.size, num_values, crc_size)
-        body = memoryview(page)[size:]
-        # The last of it is compared too, so a field of another size than reckoned with is no match.
-        if page[: size + len(form.frame)] == before + zigzag_bytes(crc32(body)) + after + form.frame:
+    view = memoryview(page)
+    for head in form.heads(len(page)):
+        body = view[head.size :]
+        # What follows is compared too, so that a checksum of another size than reckoned with is no match.
+        if page[: head.stop] == head.before + zigzag_bytes(crc32(body)) + head.after:
             return body
     return None
 
@@ -201,7 +233,7 @@ def _learn(page: bytes, column: int, num_values: int, codec: Any) -> _Form:
     if not full or starts.tolist() != [0]:
         raise Unfamiliar("levels")
     frame = _frame_head(bytes(body[:18]), len(content)) if codec is _ZSTD else b""
-    return _Form(len(content), content[:begin], frame)
+    return _Form(num_values, len(content), content[:begin], frame)
 
 
 def _frame_head(frame: bytes, size: int) -> bytes:

@@ -154,7 +154,6 @@ def page_head(page: Bytes) -> PageHead | None:
     return PageHead(size, _known(uncompressed), varint(compressed), varint(crc) & 0xFFFFFFFF, _known(num_values))
 
 
-@functools.lru_cache(1 << 13)
 def expected_head(page_size: int, uncompressed: int, num_values: int, crc_size: int) -> tuple[int, bytes, bytes]:
     """The header of a page of our own form: its size, and the bytes before and after its checksum.
 

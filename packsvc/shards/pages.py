@@ -41,10 +41,12 @@ from packsvc.shards.reader import ShardReader
 from packsvc.shards.recent import RecentlyUsed
 from packsvc.storage import retrying
 
+SMALL_BYTES = 1 << 17
+"""Up to this a column of a row group is read whole: one read for all its pages, instead of one for each."""
 _PHYSICAL = {"input_ids": "INT32", "loss_mask": "BOOLEAN", "cu_seqlens": "INT32", "loss_weight": "FLOAT"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Group:
     """Where the pages of a row group are."""
 
@@ -54,6 +56,8 @@ class _Group:
     """For each column, offsets and sizes of its pages; empty: the row group is read by pyarrow."""
     codecs: tuple[Any, ...]
     """For each column."""
+    spans: tuple[tuple[int, int] | None, ...]
+    """For each column, first byte and length of the whole of it where that is small: it is read at once and kept."""
 
 
 class _LocalFile:
@@ -77,11 +81,11 @@ class _LocalFile:
 class PageReader:
     """The packs of one shard, numbered from 0, in any order; opened at the first use.
 
-    `kept` holds what was decoded for more packs than were asked for: pages of several packs, and the row groups that
-    pyarrow reads. Readers may share it.
+    `kept` holds what was read for more packs than were asked for: small columns, decoded pages of several packs, and
+    the row groups that pyarrow reads. Readers may share it.
     """
 
-    def __init__(self, shard: ShardReader, kept: RecentlyUsed[list[PackPages]]) -> None:
+    def __init__(self, shard: ShardReader, kept: RecentlyUsed[Any]) -> None:
         self.shard = shard
         self._kept = kept
         self._per_page = packs_per_page(shard.seq_len)
@@ -222,7 +226,7 @@ class PageReader:
                 places, codecs = self._locate(number, stop - first)
             except Unfamiliar:
                 places, codecs = (), ()
-            self._groups[number] = group = _Group(first, stop, places, codecs)
+            self._groups[number] = group = _Group(first, stop, places, codecs, _small_spans(places))
             return group
 
     def _locate(self, number: int, num_packs: int) -> tuple[tuple[tuple[list[int], list[int]], ...], tuple[Any, ...]]:
@@ -297,7 +301,10 @@ class PageReader:
         shard, local = self.shard, self._local
         try:
             if local is not None:
-                found = retrying(shard.where, lambda: local.read(ranges))
+                try:
+                    found = local.read(ranges)
+                except OSError:
+                    found = retrying(shard.where, lambda: local.read(ranges))
             elif shard.store.is_local:
                 found = retrying(shard.where, lambda: self._open_local().read(ranges))
             else:
@@ -324,9 +331,33 @@ class PageReader:
 
     def _blobs(self, pages: Sequence[tuple[_Group, int]]) -> list[list[bytes]]:
         """The bytes of all columns' pages."""
-        ranges = [(o[page], s[page]) for group, page in pages for o, s in group.places]
-        found = iter(self._read(ranges))
-        return [[next(found) for _ in group.places] for group, _ in pages]
+        blobs: list[list[bytes]] = []
+        ranges: list[tuple[int, int]] = []
+        wanted: list[tuple[list[bytes], int]] = []
+        for group, page in pages:
+            blob: list[bytes] = []
+            for column, ((offsets, sizes), whole) in enumerate(zip(group.places, self._small(group), strict=True)):
+                at, size = offsets[page], sizes[page]
+                if whole is None:
+                    ranges.append((at, size))
+                    wanted.append((blob, column))
+                    blob.append(b"")
+                else:
+                    at -= offsets[0]
+                    blob.append(whole[at : at + size])
+            blobs.append(blob)
+        for (blob, column), data in zip(wanted, self._read(ranges), strict=True):
+            blob[column] = data
+        return blobs
+
+    def _small(self, group: _Group) -> Sequence[bytes | None]:
+        """The columns of a row group that are read whole: mask and boundaries take some hundred bytes a pack."""
+        found: Sequence[bytes | None] | None = self._kept.get(group)
+        if found is None:
+            read = iter(self._read([span for span in group.spans if span is not None]))
+            found = [None if span is None else next(read) for span in group.spans]
+            self._kept.put(group, found, sum(len(column) for column in found if column is not None))
+        return found
 
     def _one_of_several(self, group: _Group, pack: int, page: int, counts: dict[str, NDArray[np.int64]]) -> PackPages:
         """A pack of a page with several, or of a row group that pyarrow reads; the others are kept."""
@@ -374,3 +405,8 @@ class PageReader:
             )
             for i in range(stop - start)
         ]
+
+
+def _small_spans(places: Sequence[tuple[list[int], list[int]]]) -> tuple[tuple[int, int] | None, ...]:
+    _, *others = [(offsets[0], offsets[-1] + sizes[-1] - offsets[0]) for offsets, sizes in places] or [(0, 0)]
+    return (None, *(span if span[1] <= SMALL_BYTES else None for span in others))

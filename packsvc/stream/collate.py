@@ -105,7 +105,7 @@ def collate(
 def boundaries(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
     """Offsets of segments: [3, 2] gives [0 3 5]."""
     cu = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=cu[1:])
+    lengths.cumsum(out=cu[1:])
     return cu
 
 

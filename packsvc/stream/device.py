@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from packsvc.errors import ConfigError
-from packsvc.stream.maker import Made
+from packsvc.stream.maker import Made, Run
 
 _AHEAD = 1
 
@@ -32,9 +32,11 @@ def open_device(device: torch.device | str | None) -> torch.device:
     return wanted
 
 
-def stage(made: Made, device: torch.device) -> Made:
-    """In the reading thread: make a batch ready to be copied without waiting."""
-    return replace(made, batch=made.batch.pin_memory()) if device.type == "cuda" else made
+def stage(run: Run, device: torch.device) -> Run:
+    """In the reading thread: make batches ready to be copied without waiting."""
+    if device.type != "cuda":
+        return run
+    return replace(run, made=[replace(made, batch=made.batch.pin_memory()) for made in run.made])
 
 
 def deliver(batches: Iterable[Made], device: torch.device) -> Iterator[Made]:

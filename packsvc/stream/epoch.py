@@ -6,7 +6,7 @@ a worker: they only share out what a step takes, and so cannot change it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,12 +18,15 @@ from packsvc.stream.order import PackOrder
 
 _CHUNK = 4096
 """Places computed at a time: numpy's price per call is shared by many steps."""
+TOKENS_AT_ONCE = 1 << 17
+"""So many are read at a time, in whole steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picks:
     """The packs of one global batch, in order."""
 
+    step: int
     outputs: NDArray[np.int64]
     """(G,) which output; all 0 unless several are mixed."""
     packs: NDArray[np.int64]
@@ -81,7 +84,7 @@ class Epoch:
             first = [self._range(0, min(total, size - real))] * (-(-(size - real) // total))
             outputs = np.concatenate([outputs, *(part[0] for part in first)])[:size]
             packs = np.concatenate([packs, *(part[1] for part in first)])[:size]
-        return Picks(outputs=outputs, packs=packs, repeated=repeated, num_repeated=size - real)
+        return Picks(step=step, outputs=outputs, packs=packs, repeated=repeated, num_repeated=size - real)
 
     def _range(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Output and pack number at places [start, stop) of the order."""
@@ -100,3 +103,17 @@ class Epoch:
             chosen = outputs == output
             packs[chosen] = order.packs(numbers[chosen])
         return outputs, packs
+
+
+def runs(steps: range, *, step_tokens: int) -> Iterator[range]:
+    """Steps to be read together: one at first, so that it comes soon, then more.
+
+    Args:
+        steps: All of them.
+        step_tokens: Tokens that this rank takes at a step.
+    """
+    most, size, start = max(1, TOKENS_AT_ONCE // step_tokens), 1, 0
+    while start < len(steps):
+        yield steps[start : start + size]
+        start += size
+        size = min(2 * size, most, 16)

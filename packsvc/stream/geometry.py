@@ -58,7 +58,7 @@ def check_packs(packs: Packs, counts: NDArray[np.int64], name: Callable[[int], s
     on = np.concatenate([row[:n] for row, n in zip(mask, num_tokens, strict=True)])
     begins_with_loss = on[lengths.cumsum() - lengths]
     first = list(accumulate(num_segments, initial=0))
-    if begins_with_loss.any():
+    if np.count_nonzero(begins_with_loss):
         refuse(bisect_right(first, int(begins_with_loss.argmax())) - 1, "a segment's first token has loss")
     targets = [int(np.count_nonzero(row)) for row in mask]
     if np.count_nonzero(on) != sum(targets):

@@ -1,9 +1,12 @@
-"""Makes the batch of one rank at one step: counts of the global batch, this rank's rows, one flattened row."""
+"""Makes the batches of one rank: counts of the global batches, this rank's rows, one flattened row for each step.
+
+Several steps are read and checked together: half of what a small batch costs is Python's and numpy's price per call.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +34,15 @@ class Made:
     batch: PackedBatch
     units: tuple[int, ...]
     """For each output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Batches of steps that follow each other."""
+
+    made: list[Made]
+    error: Exception | None = None
+    """Why the step after these could not be made."""
 
 
 class BatchMaker:
@@ -61,26 +73,48 @@ class BatchMaker:
             for shard in opened.shards:
                 self._source(output).touch(int(shard))
 
-    def make(self, step: int, picks: Picks) -> Made:
-        """This rank's batch of a step."""
-        counts = self._counts(picks)
-        mine = self._mine(counts[:, _SQUARES])
-        num_repeated, counted = 0, counts
-        if picks.num_repeated:
-            # Repeated packs stand last in the row, whatever balancing made of their places, and add no targets.
-            mine = np.arange(len(counts))[mine]
-            mine = mine[np.argsort(picks.repeated[mine], kind="stable")]
-            num_repeated, counted = int(picks.repeated[mine].sum()), counts * ~picks.repeated[:, np.newaxis]
-        packs, outputs = picks.packs[mine], picks.outputs[mine]
-        batch = collate(
-            self._rows(outputs, packs, counts[mine]),
-            shape=self._shape,
-            pack_indices=self._names(outputs, packs),
-            num_repeated_packs=num_repeated,
-            num_loss_tokens_global=int(counted[:, _TARGETS].sum()),
-        )
-        amounts = ~picks.repeated if self._unit is Unit.PACKS else counted[:, _COLUMN_OF[self._unit]]
-        return Made(step=step, batch=batch, units=self._sums(amounts, picks.outputs))
+    def make(self, steps: Sequence[Picks]) -> Run:
+        """This rank's batches of some steps, read together."""
+        try:
+            return Run(made=self._make(steps))
+        except Exception as error:
+            if len(steps) == 1:
+                return Run(made=[], error=error)
+        # One of them cannot be made; those before it can, and are handed out before it is told.
+        made: list[Made] = []
+        for picks in steps:
+            run = self.make([picks])
+            made += run.made
+            if run.error is not None:
+                return Run(made=made, error=run.error)
+        return Run(made=made)
+
+    def _make(self, steps: Sequence[Picks]) -> list[Made]:
+        outputs = np.concatenate([picks.outputs for picks in steps])
+        packs = np.concatenate([picks.packs for picks in steps])
+        size = len(packs) // len(steps)
+        counts = self._counts(outputs, packs)
+        chosen = [self._mine(picks, counts[i * size : (i + 1) * size]) + i * size for i, picks in enumerate(steps)]
+        mine = np.concatenate(chosen)
+        rows = self._rows(outputs[mine], packs[mine], counts[mine])
+        names = self._names(outputs[mine], packs[mine])
+        share = len(mine) // len(steps)
+        made = []
+        for i, (picks, part) in enumerate(zip(steps, rows.cut(share), strict=True)):
+            counted, num_repeated = counts[i * size : (i + 1) * size], 0
+            if picks.num_repeated:
+                num_repeated = int(picks.repeated[chosen[i] - i * size].sum())
+                counted = counted * ~picks.repeated[:, np.newaxis]
+            batch = collate(
+                part,
+                shape=self._shape,
+                pack_indices=names[i * share : (i + 1) * share],
+                num_repeated_packs=num_repeated,
+                num_loss_tokens_global=int(counted[:, _TARGETS].sum()),
+            )
+            amounts = ~picks.repeated if self._unit is Unit.PACKS else counted[:, _COLUMN_OF[self._unit]]
+            made.append(Made(step=picks.step, batch=batch, units=self._sums(amounts, picks.outputs)))
+        return made
 
     def close(self) -> None:
         """Let go of all files."""
@@ -90,21 +124,26 @@ class BatchMaker:
             if source is not None:
                 source.close()
 
-    def _counts(self, picks: Picks) -> NDArray[np.int64]:
-        """(G, 4) what the small columns say of the global batch."""
+    def _counts(self, outputs: NDArray[np.int64], packs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(packs, 4) what the small columns say."""
         if len(self._outputs) == 1:
-            return self._source(0).counts(picks.packs)
-        counts = np.empty((len(picks.packs), len(COUNT_COLUMNS)), dtype=np.int64)
-        for output, chosen in _by_output(picks.outputs):
-            counts[chosen] = self._source(output).counts(picks.packs[chosen])
+            return self._source(0).counts(packs)
+        counts = np.empty((len(packs), len(COUNT_COLUMNS)), dtype=np.int64)
+        for output, chosen in _by_output(outputs):
+            counts[chosen] = self._source(output).counts(packs[chosen])
         return counts
 
-    def _mine(self, costs: NDArray[np.int64]) -> NDArray[np.int64] | slice:
+    def _mine(self, picks: Picks, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which packs of a global batch this rank takes."""
         if self._balanced:
-            dealt: NDArray[np.int64] = balance(costs, num_ranks=self._world_size)[self._rank]
-            return dealt
-        share = len(costs) // self._world_size
-        return slice(self._rank * share, (self._rank + 1) * share)
+            mine: NDArray[np.int64] = balance(counts[:, _SQUARES], num_ranks=self._world_size)[self._rank]
+        else:
+            share = len(counts) // self._world_size
+            mine = np.arange(self._rank * share, (self._rank + 1) * share, dtype=np.int64)
+        if picks.num_repeated:
+            # Repeated packs stand last in the row, whatever balancing made of their places.
+            mine = mine[np.argsort(picks.repeated[mine], kind="stable")]
+        return mine
 
     def _rows(self, outputs: NDArray[np.int64], packs: NDArray[np.int64], counts: NDArray[np.int64]) -> Rows:
         if len(self._outputs) == 1:
@@ -139,3 +178,11 @@ def _by_output(outputs: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int
     """Each output that is among these, and where."""
     for output in np.unique(outputs):
         yield int(output), np.flatnonzero(outputs == output)
+
+
+def in_order(runs: Iterable[Run]) -> Iterator[Made]:
+    """The batches of runs; an error is raised where its batch would have come."""
+    for run in runs:
+        yield from run.made
+        if run.error is not None:
+            raise run.error

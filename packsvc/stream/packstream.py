@@ -17,8 +17,8 @@ from packsvc.stream.batch import PackedBatch
 from packsvc.stream.cache import CacheSettings
 from packsvc.stream.collate import RowShape
 from packsvc.stream.device import deliver, open_device, stage
-from packsvc.stream.epoch import Epoch, Picks, Steps
-from packsvc.stream.maker import BatchMaker, Made
+from packsvc.stream.epoch import Epoch, Picks, Steps, runs
+from packsvc.stream.maker import BatchMaker, Made, Run, in_order
 from packsvc.stream.mixing import Mixture
 from packsvc.stream.opening import Out, check_tokenizer, open_outputs
 from packsvc.stream.options import Check, Layout, Remainder, Unit, choice, rank_and_world, size_in_bytes, whole_number
@@ -87,7 +87,8 @@ class PackStream(IterableDataset[PackedBatch]):
             align: Pad each segment to a multiple of this (context parallelism, FP8).
             tokenizer: What the trainer uses: a tokenizer, its folder or hub id, or its fingerprint. An output that
                 another one encoded is refused.
-            threads: How many read ahead; 0: none. Never changes what is read.
+            threads: How many read ahead; 0: none, some small batches are read together when the first of them is asked
+                for. Never changes what is read.
             cache_dir: Where shards of a remote output are kept on the local disk; None: nowhere, each row group is
                 fetched when it is needed. An output on a local disk is read where it is.
             cache_limit: Bytes, or a text like "20GB", that the cache may take; None: no limit.
@@ -331,13 +332,14 @@ class PackStream(IterableDataset[PackedBatch]):
         maker = self._open_maker()
         epoch = self._order(this.epoch)
         steps = range(this.step, len(self._steps), this.stride)
-        todo = ((step, epoch.picks(step)) for step in steps)
+        together = runs(steps, step_tokens=self.batch_packs * self._shape.seq_len)
+        todo = ([epoch.picks(step) for step in some] for some in together)
 
-        def make(item: tuple[int, Picks]) -> Made:
-            return stage(maker.make(*item), self._device)
+        def make(some: list[Picks]) -> Run:
+            return stage(maker.make(some), self._device)
 
         with closing(prefetch(make, todo, threads=self._threads)) as made:
-            yield from deliver(made, self._device)
+            yield from deliver(in_order(made), self._device)
 
     def _order(self, epoch: int) -> Epoch:
         orders = [

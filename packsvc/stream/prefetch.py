@@ -11,13 +11,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import TypeVar
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 AHEAD = 2
-"""Batches being made or waiting, beyond one for each thread."""
+"""Items being made or waiting, beyond one for each thread."""
 
 
 def prefetch(work: Callable[[A], B], items: Iterable[A], *, threads: int) -> Generator[B, None, None]:
@@ -29,13 +30,17 @@ def prefetch(work: Callable[[A], B], items: Iterable[A], *, threads: int) -> Gen
         yield from map(work, items)
         return
     pid = os.getpid()
+    todo = iter(items)
+    # The first is made by whoever asks for it: it comes sooner when no other is being made.
+    first = [work(item) for item in islice(todo, 1)]
     pool = ThreadPoolExecutor(threads, thread_name_prefix="packsvc-read")
     waiting: deque[Future[B]] = deque()
     try:
-        for item in items:
+        for item in todo:
             waiting.append(pool.submit(work, item))
             if len(waiting) == threads + AHEAD:
-                yield waiting.popleft().result()
+                yield first.pop() if first else waiting.popleft().result()
+        yield from first
         while waiting:
             yield waiting.popleft().result()
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -26,6 +26,23 @@ class Rows:
     """Of each pack."""
     num_tokens: Sequence[int]
     """Of each pack."""
+
+    def cut(self, size: int) -> Iterator[Rows]:
+        """The rows of so many packs, of so many after them, and so on."""
+        token = segment = 0
+        for pack in range(0, len(self.num_tokens), size):
+            stop = pack + size
+            num_tokens, num_segments = self.num_tokens[pack:stop], self.num_segments[pack:stop]
+            last_token, last_segment = token + sum(num_tokens), segment + sum(num_segments)
+            yield Rows(
+                input_ids=self.input_ids[pack:stop],
+                loss_mask=self.loss_mask[token:last_token],
+                loss_weight=self.loss_weight and self.loss_weight[pack:stop],
+                lengths=self.lengths[segment:last_segment],
+                num_segments=num_segments,
+                num_tokens=num_tokens,
+            )
+            token, segment = last_token, last_segment
 
 
 def arranged(parts: Sequence[Rows], places: Sequence[Sequence[int]]) -> Rows:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,7 @@ class PackSource:
         self._is_remote = not store.is_local
         self._max_open = MAX_OPEN_SHARDS if cache is None else min(MAX_OPEN_SHARDS, cache.num_shards)
         held = store if cache is None else cache.store
-        self._kept: RecentlyUsed[list[PackPages]] = RecentlyUsed(CACHE_BYTES)
+        self._kept: RecentlyUsed[Any] = RecentlyUsed(CACHE_BYTES)
         self._readers = [
             PageReader(ShardReader(held, entry, plan_id=manifest.plan_id, seq_len=manifest.seq_len), self._kept)
             for entry in manifest.shards
@@ -105,7 +105,7 @@ class PackSource:
         """
         values = np.empty((len(packs), len(COUNT_COLUMNS)), dtype=np.int64)
         for shard, places, inside in self._by_shard(packs):
-            values[places] = self._touch_for(shard, packs[places])[inside]
+            values[places] = self._touch_for(shard, packs, places)[inside]
         return values
 
     def rows(self, packs: NDArray[np.int64], counts: Counts) -> Rows:
@@ -142,7 +142,7 @@ class PackSource:
         """The slow twin: shard by shard and page by page; what is damaged is fetched again, or named."""
         found: list[PackPages | None] = [None] * len(packs)
         for shard, places, inside in self._by_shard(packs):
-            counts = dict(zip(COUNT_COLUMNS, self._touch_for(shard, packs[places]).T, strict=True))
+            counts = dict(zip(COUNT_COLUMNS, self._touch_for(shard, packs, places).T, strict=True))
             numbers = np.array(inside, dtype=np.int64)
             try:
                 read = self._read(shard, partial(PageReader.read, packs=numbers, counts=counts))
@@ -178,11 +178,11 @@ class PackSource:
         where = self._readers[shard].shard.where
         return f"pack {pack} cannot be used: {where}, pack {pack - int(self._offsets[shard])} of the shard"
 
-    def _touch_for(self, shard: int, packs: NDArray[np.int64]) -> Counts:
+    def _touch_for(self, shard: int, packs: NDArray[np.int64], places: list[int]) -> Counts:
         try:
             return self.touch(shard)
         except DamageError as error:
-            raise DamageError(f"pack {int(packs.min())} cannot be read: {error}") from error
+            raise DamageError(f"pack {int(packs[places].min())} cannot be read: {error}") from error
 
     def _name(
         self,

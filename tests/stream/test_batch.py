@@ -92,7 +92,7 @@ def test_fields_have_the_contracts_dtypes(small: Written):
 
 
 def test_positions_written_out():
-    cu = boundaries([3, 2])
+    cu = boundaries(np.array([3, 2]))
     assert cu.tolist() == [0, 3, 5]
     assert position_ids(cu).tolist() == [0, 1, 2, 0, 1]
 
