@@ -67,10 +67,10 @@ def index_places(footer: Bytes, footer_start: int, num_chunks: int) -> list[Inde
     Raises:
         Unfamiliar: There is no page index, or it lies otherwise.
     """
-    places = []
-    for offset, length, column_offset, column_length in _CHUNK_END.findall(footer):
-        column = (varint(column_offset), varint(column_length)) if column_offset else None
-        places.append(IndexPlace((varint(offset), varint(length)), column))
+    parts = [part for match in _CHUNK_END.findall(footer) for part in match]
+    raw = np.frombuffer(b"".join(part or b"\0" for part in parts), dtype=np.uint8)
+    numbers = (_varints(raw, np.flatnonzero(raw < 0x80)) >> 1).reshape(-1, 4).tolist()
+    places = [IndexPlace((a, b), (c, d) if c else None) for a, b, c, d in numbers]
     columns = [place.column_index for place in places if place.column_index is not None]
     spans = columns + [place.offset_index for place in places]
     ends = [start + length for start, length in spans]
@@ -114,31 +114,43 @@ def page_locations(index: Bytes, num_pages: int) -> NDArray[np.int64]:
     return values[:, [1, 3, 5]] >> 1
 
 
-def page_minima(index: Bytes, num_pages: int, dtype: Any) -> NDArray[Any]:
-    """The smallest value of each page from a column index, where it is the largest too.
+def page_minima(indexes: NDArray[np.uint8], num_pages: int, dtype: Any) -> NDArray[Any]:
+    """The smallest value of each page from column indexes, where it is the largest too.
+
+    Args:
+        indexes: (indexes, bytes) of some that have the same size and number of pages.
+        num_pages: Pages of each.
+        dtype: Of the values.
+
+    Returns:
+        (indexes, pages)
 
     Raises:
-        Unfamiliar: Pages have several values, nulls, or the index has another form.
+        Unfamiliar: Pages have several values, nulls, or an index has another form.
     """
     width = np.dtype(dtype).itemsize
-    nulls = _list_of(index, 0x19, 0x02, num_pages, other_kind=0x01)
+    first = indexes[0].tobytes()
+    nulls = _list_of(first, 0x19, 0x02, num_pages, other_kind=0x01)
     place = nulls + num_pages
-    if bytes(index[nulls:place]).strip(b"\x02\x00"):
-        raise Unfamiliar("column index")
+    heads = [slice(0, nulls)]
+    has_nulls = (indexes[:, nulls:place] & ~np.uint8(2)).any()
     found = []
     for _ in ("smallest", "largest"):
-        start = place + _list_of(index[place:], 0x19, 0x08, num_pages)
+        start = place + _list_of(first[place:], 0x19, 0x08, num_pages)
+        heads.append(slice(place, start))
         place = start + num_pages * (1 + width)
-        block = np.frombuffer(index[start:place], dtype=np.uint8)
-        if len(block) != num_pages * (1 + width):
+        if place > len(first):
             raise Unfamiliar("column index")
-        table = block.reshape(num_pages, 1 + width)
-        if (table[:, 0] != width).any():
+        table = indexes[:, start:place].reshape(len(indexes), num_pages, 1 + width)
+        if (table[:, :, 0] != width).any():
             raise Unfamiliar("column index")
-        found.append(np.ascontiguousarray(table[:, 1:]))
+        found.append(np.ascontiguousarray(table[:, :, 1:]))
+    # What is not a value says where values are; it was read in the first index, and must be the same in the others.
+    if has_nulls or any((indexes[:, head] != indexes[0, head]).any() for head in heads):
+        raise Unfamiliar("column index")
     if not np.array_equal(found[0], found[1]):
         raise Unfamiliar("column index")
-    values: NDArray[Any] = found[0].view(np.dtype(dtype).newbyteorder("<")).reshape(num_pages)
+    values: NDArray[Any] = found[0].view(np.dtype(dtype).newbyteorder("<")).reshape(len(indexes), num_pages)
     return values
 
 

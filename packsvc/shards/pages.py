@@ -274,25 +274,28 @@ class PageReader:
         if not self._places or self._per_page > 1:
             raise Unfamiliar("column index")
         num_columns = shard.open().metadata.num_columns
-        sizes = np.diff(shard.row_group_offsets).tolist()
-        spans = []
-        for group in range(len(sizes)):
+        firsts = shard.row_group_offsets
+        sizes = np.diff(firsts).tolist()
+        found = {name: np.zeros(firsts[-1], dtype=np.int64) for name in COUNT_COLUMNS}
+        # Indexes of equal form are read at once: most row groups have as many packs.
+        alike: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
+        for group, size in enumerate(sizes):
             for name in COUNT_COLUMNS:
-                place = self._places[group * num_columns + self._numbers[name]].column_index
-                if place is None:
+                span = self._places[group * num_columns + self._numbers[name]].column_index
+                if span is None:
                     raise Unfamiliar("column index")
-                spans.append(place)
-        if not spans:
+                alike.setdefault((name, size, span[1]), []).append((int(firsts[group]), span[0]))
+        if not alike:
             raise Unfamiliar("column index")
-        start, stop = spans[0][0], sum(spans[-1])
-        region = memoryview(self._read([(start, stop - start)])[0])
-        found: dict[str, list[NDArray[Any]]] = {name: [] for name in COUNT_COLUMNS}
-        for number, (offset, length) in enumerate(spans):
-            name = COUNT_COLUMNS[number % len(COUNT_COLUMNS)]
+        start = min(begin for places in alike.values() for _, begin in places)
+        stop = max(begin + length for (_, _, length), places in alike.items() for _, begin in places)
+        region = np.frombuffer(self._read([(start, stop - start)])[0], dtype=np.uint8)
+        for (name, size, length), places in alike.items():
             dtype = np.int64 if name == "sum_squared_lengths" else np.int32
-            index = region[offset - start : offset - start + length]
-            found[name].append(page_minima(index, sizes[number // len(COUNT_COLUMNS)], dtype))
-        return {name: np.concatenate(parts).astype(np.int64) for name, parts in found.items()}
+            indexes = np.stack([region[begin - start : begin - start + length] for _, begin in places])
+            for (first, _), values in zip(places, page_minima(indexes, size, dtype), strict=True):
+                found[name][first : first + size] = values
+        return found
 
     # --- reading ---------------------------------------------------------------------------------------------------
 

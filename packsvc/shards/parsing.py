@@ -27,10 +27,11 @@ class Value:
 
     def get(self, key: str) -> Value:
         """The value under `key`. Raises FormatError when there is none."""
-        table = self.table()
-        if key not in table:
+        if not isinstance(self.raw, dict):
+            self._refuse("an object")
+        if key not in self.raw:
             raise FormatError(f"{self.where}: {self._name(key)} is missing; the file is damaged or not packsvc's")
-        return table[key]
+        return Value(self.raw[key], self.where, self._name(key))
 
     def table(self) -> dict[str, Value]:
         """The values of an object."""

@@ -18,6 +18,8 @@ from packsvc.stream.order import PackOrder
 
 _CHUNK = 4096
 """Places computed at a time: numpy's price per call is shared by many steps."""
+_FIRST_CHUNK = 64
+"""Few at first, so that the first batch comes soon."""
 TOKENS_AT_ONCE = 1 << 17
 """So many are read at a time, in whole steps."""
 
@@ -69,6 +71,7 @@ class Epoch:
         self._steps = steps
         self._none = np.zeros(steps.global_batch, dtype=np.bool_)
         self._start = 0
+        self._places = _FIRST_CHUNK
         self._chunk: tuple[NDArray[np.int64], NDArray[np.int64]] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def picks(self, step: int) -> Picks:
@@ -89,7 +92,8 @@ class Epoch:
     def _range(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Output and pack number at places [start, stop) of the order."""
         if not self._start <= start <= stop <= self._start + len(self._chunk[0]):
-            end = min(max(stop, start + _CHUNK), self._steps.num_packs)
+            end = min(max(stop, start + self._places), self._steps.num_packs)
+            self._places = _CHUNK
             self._start, self._chunk = start, self._compute(start, end)
         low, high = start - self._start, stop - self._start
         return self._chunk[0][low:high], self._chunk[1][low:high]

