@@ -9,6 +9,7 @@ transformers and tokenizers; fastokens, if it is there and agrees, makes the ids
 
 from packsvc.encode.audit import TemplateAudit, audit_template
 from packsvc.encode.building import merge_batches
+from packsvc.encode.collecting import collect_new, collector_paused
 from packsvc.encode.encoder import Encoder
 from packsvc.encode.explaining import TokenNote
 from packsvc.encode.opening import load_encoder, open_encoder
@@ -27,6 +28,8 @@ __all__ = [
     "TemplateAudit",
     "TokenNote",
     "audit_template",
+    "collect_new",
+    "collector_paused",
     "fingerprint",
     "load_encoder",
     "load_tokenizer",

@@ -22,6 +22,7 @@ from packsvc.config import PackJob
 from packsvc.encode.backends import Backend
 from packsvc.encode.building import BatchBuilder
 from packsvc.encode.byte_lengths import ByteLengths
+from packsvc.encode.collecting import collector_paused
 from packsvc.encode.comparing import first_difference
 from packsvc.encode.draws import draw_split, is_audited
 from packsvc.encode.explaining import TokenNote, note_chat, note_ready
@@ -97,7 +98,8 @@ class Encoder:
             EncodeError: The two ways disagree, or the job cannot encode such rows at all.
             LimitError: A row is overlong and the job says `overlong: error`.
         """
-        batch = self._encode(examples, source=source, path=self._fast)
+        with collector_paused():
+            batch = self._encode(examples, source=source, path=self._fast)
         self._audit(examples, batch, source=source)
         return batch
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from packsvc.assemble import assemble
 from packsvc.config import Format, Limits, PackJob, Source, Strategy
-from packsvc.encode import Encoder, merge_batches, open_encoder
+from packsvc.encode import Encoder, collect_new, collector_paused, merge_batches, open_encoder
 from packsvc.errors import ConflictError, LimitError
 from packsvc.plan import place
 from packsvc.run.group_counts import length_rows, loss_counts, shard_facts, source_records
@@ -72,7 +72,8 @@ def pack_group(plan: Plan, group: int, store: Store, *, limits: Limits) -> dict[
     """
     job = plan.job
     encoder = open_encoder(job, plan.encoder)
-    rows = _read(plan, job, group, store, encoder)
+    with collector_paused():
+        rows = _read(plan, job, group, store, encoder)
     reject_entry = _write_rejects(rows.rejects, group, store)
     _check_group_limits(plan, job, rows.counts, group, limits)
     repeats = np.concatenate(rows.copies) if rows.copies else np.zeros(0, np.int64)
@@ -171,6 +172,8 @@ def _read(plan: Plan, job: PackJob, group: int, store: Store, encoder: Encoder) 
         counts = out.counts.setdefault(source.name, Counts())
         for examples, often in _examples(plan, job, piece, source, readings[source.name], store, counts, out.rejects):
             batch = encoder.encode(examples, source=source.name)
+            examples.clear()
+            collect_new()
             counts.add(batch.counts)
             out.rejects += batch.rejects
             repeats = _repeats(batch, often)
