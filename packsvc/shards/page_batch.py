@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from packsvc.shards.page_index import (
     Unfamiliar,
-    expected_head,
+    head_before_checksum,
+    head_ends,
     level_blocks_end,
     page_head,
     repetition_starts,
@@ -36,21 +37,9 @@ except ImportError:
 MASK, BOUNDARIES, WEIGHT = 1, 2, 3
 """Places of the columns in a pack's pages; ids are the first."""
 _ZSTD: Any = CODECS[6]
-_HEADS = 1 << 12
-"""Sizes of pages, of one form, whose headers are kept."""
+_PAGE_SIZES = 1 << 13
+"""So many are kept for a form."""
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-
-
-class _Head(NamedTuple):
-    """A page header of known form, but for its checksum."""
-
-    size: int
-    before: bytes
-    """What comes before the checksum."""
-    after: bytes
-    """What comes after the checksum, and what the body begins with."""
-    stop: int
-    """Where `after` ends in the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +83,44 @@ class Packs:
 class _Form:
     """What pages of one column with as many values have in common."""
 
-    __slots__ = ("_frame", "_heads", "_num_values", "levels", "size")
+    __slots__ = ("_befores", "_first", "_frame_size", "after", "levels", "size")
 
     def __init__(self, num_values: int, size: int, levels: bytes, frame: bytes) -> None:
         self.size = size
         """Of the content, decompressed."""
         self.levels = levels
         """That the content begins with: one full list."""
-        self._num_values = num_values
-        self._frame = frame
-        """That a page begins with behind its header: the head of a zstd frame that says `size`; empty for others."""
-        self._heads: dict[int, list[_Head]] = {}
+        self._first, after = head_ends(size, num_values)
+        self.after = after + frame
+        """What comes after the checksum: the rest of the header, and the head of a zstd frame that says `size`."""
+        self._frame_size = len(frame)
+        self._befores: dict[int, bytes] = {}
+        """By size of the page, where the checksum takes five bytes, as in 15 pages of 16."""
 
-    def heads(self, page_size: int) -> Sequence[_Head]:
-        """The headers that a page of this form and size can have: checksums take five bytes or, rarely, fewer."""
-        found = self._heads.get(page_size)
-        if found is None:
-            found = []
-            for crc_size in (5, 4, 3, 2, 1):
-                size, before, after = expected_head(page_size, self.size, self._num_values, crc_size)
-                found.append(_Head(size, before, after + self._frame, size + len(self._frame)))
-            if len(self._heads) >= _HEADS:
-                self._heads = {}
-            self._heads[page_size] = found
-        return found
+    def body(self, page: bytes) -> memoryview | None:
+        """What follows the header that a page of this form must have; None where it has another."""
+        before = self._befores.get(len(page))
+        if before is None:
+            if len(self._befores) >= _PAGE_SIZES:
+                self._befores = {}
+            before = self._befores[len(page)] = self._before(page, 5)
+        return self._behind(page, before, 5) or self._body_with_short_sum(page)
+
+    def _body_with_short_sum(self, page: bytes) -> memoryview | None:
+        for size in (4, 3, 2, 1):
+            body = self._behind(page, self._before(page, size), size)
+            if body is not None:
+                return body
+        return None
+
+    def _before(self, page: bytes, sum_size: int) -> bytes:
+        return head_before_checksum(len(page), self._first, sum_size + len(self.after) - self._frame_size)
+
+    def _behind(self, page: bytes, before: bytes, sum_size: int) -> memoryview | None:
+        stop = len(before) + sum_size + len(self.after)
+        body = memoryview(page)[stop - self._frame_size :]
+        # What comes after is compared too, so that a checksum of another size than reckoned with is no match.
+        return body if page[:stop] == before + zigzag_bytes(crc32(body)) + self.after else None
 
 
 class BatchDecoder:
@@ -149,11 +152,11 @@ class BatchDecoder:
             for raw, num_values in zip(raws, sizes if column == BOUNDARIES else full, strict=True):
                 page = raw.pages[column]
                 form = known.get(num_values)
-                body = None if form is None else _body_of(page, form)
+                body = None if form is None else form.body(page)
                 if form is None or body is None:
                     # The first such page in this process, or a file that was written otherwise than the one before.
                     form = known[num_values] = _learn(page, column, num_values, codec)
-                    body = _body_of(page, form)
+                    body = form.body(page)
                     if body is None:
                         raise Unfamiliar("a page header")
                 forms.append(form)
@@ -163,17 +166,6 @@ class BatchDecoder:
         mask = np.unpackbits(bits, axis=1, count=self._seq_len, bitorder="little").view(np.bool_)
         bounds = np.frombuffer(b"".join(values[2 * count : 3 * count]), dtype=INT32)
         return Packs(values[:count], mask, values[3 * count :] or None, bounds, sizes)
-
-
-def _body_of(page: bytes, form: _Form) -> memoryview | None:
-    """What follows the header that a page of this form must have; None where it has another."""
-    view = memoryview(page)
-    for head in form.heads(len(page)):
-        body = view[head.size :]
-        # What follows is compared too, so that a checksum of another size than reckoned with is no match.
-        if page[: head.stop] == head.before + zigzag_bytes(crc32(body)) + head.after:
-            return body
-    return None
 
 
 def _contents(bodies: list[memoryview], forms: list[_Form], codec: Any) -> list[memoryview]:

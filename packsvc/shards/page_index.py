@@ -166,23 +166,26 @@ def page_head(page: Bytes) -> PageHead | None:
     return PageHead(size, _known(uncompressed), varint(compressed), varint(crc) & 0xFFFFFFFF, _known(num_values))
 
 
-def expected_head(page_size: int, uncompressed: int, num_values: int, crc_size: int) -> tuple[int, bytes, bytes]:
-    """The header of a page of our own form: its size, and the bytes before and after its checksum.
+def head_ends(uncompressed: int, num_values: int) -> tuple[bytes, bytes]:
+    """What the header of a page of our own form begins with, and what comes after its checksum."""
+    after = b"\x1c\x15" + zigzag_bytes(num_values) + b"\x15\x00\x15\x06\x15\x06\x00\x00"
+    return b"\x15\x00\x15" + zigzag_bytes(uncompressed) + b"\x15", after
+
+
+def head_before_checksum(page_size: int, first: bytes, other_bytes: int) -> bytes:
+    """The header of a page up to its checksum: it says how large the page is without its header.
 
     Args:
         page_size: With the header.
-        uncompressed: Size of the content.
-        num_values: Values in the page.
-        crc_size: Bytes that the checksum takes; 5 mostly.
+        first: What `head_ends` gave.
+        other_bytes: Of the checksum and what comes after it.
     """
-    after = b"\x1c\x15" + zigzag_bytes(num_values) + b"\x15\x00\x15\x06\x15\x06\x00\x00"
-    first = b"\x15\x00\x15" + zigzag_bytes(uncompressed) + b"\x15"
-    for length in (3, 2, 4, 1, 5):  # of the field that holds the size of what follows, the header with this field
-        size = len(first) + length + 1 + crc_size + len(after)
-        compressed = zigzag_bytes(max(0, page_size - size))
+    fixed = len(first) + 1 + other_bytes
+    for length in (3, 2, 4, 1, 5):  # of the field, which is part of the header
+        compressed = zigzag_bytes(max(0, page_size - fixed - length))
         if len(compressed) == length:
-            return size, first + compressed + b"\x15", after
-    return 0, first, after  # no header of this form has a page of such a size
+            return first + compressed + b"\x15"
+    return first  # no header of this form has a page of such a size
 
 
 def zigzag_bytes(value: int) -> bytes:

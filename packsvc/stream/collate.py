@@ -71,9 +71,9 @@ def collate(
     weights = None
     if rows.loss_weight is not None:
         weights = np.where(on, _joined(rows.loss_weight, np.float32), np.float32(0))
-    labels = ids - np.int32(IGNORED)
-    labels *= on.view(np.int8).astype(np.int32)  # two passes that are faster than the one of np.where
-    labels += np.int32(IGNORED)
+    labels = np.empty_like(ids)
+    labels.fill(IGNORED)
+    np.copyto(labels, ids, where=on)  # targets stand in runs, which it copies whole; np.where looks at each token
     places = _places(cu, logical, len(ids))
     if isinstance(places, slice):
         padding, offsets = np.zeros(total, dtype=np.bool_), cu
@@ -112,7 +112,8 @@ def boundaries(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
 def position_ids(cu_seqlens: NDArray[np.int32]) -> NDArray[np.int32]:
     """Number each token within its own segment: [0 3 5] gives [0 1 2 0 1]."""
     starts = cu_seqlens[:-1]
-    return _counting(int(cu_seqlens[-1])) - starts.repeat(cu_seqlens[1:] - starts)
+    numbers = starts.repeat(cu_seqlens[1:] - starts)
+    return np.subtract(_counting(len(numbers)), numbers, out=numbers)
 
 
 def _counting(size: int) -> NDArray[np.int32]:
