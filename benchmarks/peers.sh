@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Reads exports back by the code of the projects they are for, each in an environment of its own under .venv-peers.
-#   bash benchmarks/peers.sh [olmo|torchtune|megatron|axolotl]...        # default: all of them
+#   bash benchmarks/peers.sh [olmo|torchtune|megatron|axolotl|unsloth]...        # default: all of them
 # One line for each: passed, failed, or not installable here. Exit 1 when one failed. No GPU is needed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,12 +18,14 @@ packages() { # what to install for a project, on top of packsvc
         megatron) echo --no-deps megatron-core megatron-bridge ;;
         # Only its loader and collator are used: what it pins does not go together with a CPU build of PyTorch.
         axolotl) echo --no-deps axolotl peft colorama posthog distro backoff numba llvmlite addict trl accelerate psutil safetensors ;;
+        # Only its part about packing is used: the package refuses to be imported without a GPU.
+        unsloth) echo --no-deps unsloth trl accelerate psutil safetensors ;;
         *) echo "no such project: $1" >&2; return 2 ;;
     esac
 }
 
 failed=0
-for name in "${@:-olmo torchtune megatron axolotl}"; do
+for name in "${@:-olmo torchtune megatron axolotl unsloth}"; do
     for project in $name; do
         wanted=$(packages "$project")
         bin=$FOLDER/$project/bin

@@ -6,6 +6,7 @@ in tests/trainers.
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 from benchmarks.trainers import tiny_tokenizer
 from packsvc.export import export_dataset
+from packsvc.trainers import sft_dataset
 from tests.export.megatron_loader import load_megatron_sft
 from tests.export.oracle import Pair, rows_of, stored
 from tests.stream.outputs import PAD, VOCAB, Written, write_output
@@ -147,6 +149,43 @@ def test_axolotl_loads_and_packs_the_same_pairs(out: Written, tmp_path: Path):
         bounds = [i for i in range(len(numbers)) if i == 0 or numbers[i] != numbers[i - 1]]
         found.update(read_off(tokens, [*labels[1:], -100], [*bounds, len(numbers)]))
     assert found == Counter(pairs for pack in pairs_of(stored(out)) for pairs in pack)
+
+
+def test_unsloth_collates_the_same_pairs(out: Written, tmp_path: Path):
+    """By TRL's collator as Unsloth wraps it. The package itself wants a GPU when it is imported; this file does not."""
+    packing = load_unsloth_packing()
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    export_dataset(out.path, str(tmp_path / "d"), to="trl")
+    rows = sft_dataset(str(tmp_path / "d"))
+    collator = DataCollatorForLanguageModeling(pad_token_id=PAD, padding_free=True)
+    packing.enable_padding_free_metadata(SimpleNamespace(), SimpleNamespace(data_collator=collator))
+    found = []
+    for start in range(0, len(rows), 2):
+        chosen = [rows[i] for i in range(start, min(start + 2, len(rows)))]
+        batch = collator(chosen)
+        _, bounds, longest = packing.get_packed_info_from_kwargs(batch, "cpu")
+        assert longest == int(bounds.diff().max())
+        assert batch["position_ids"][0].tolist() == [i for n in bounds.diff().tolist() for i in range(n)]
+        assert "attention_mask" not in batch
+        found.append(
+            read_off(batch["input_ids"][0].tolist(), [*batch["labels"][0].tolist()[1:], -100], bounds.tolist())
+        )
+    expected = pairs_of(stored(out))
+    assert found == [[pairs for pack in expected[i : i + 2] for pairs in pack] for i in range(0, len(expected), 2)]
+
+
+def load_unsloth_packing() -> Any:
+    spec = importlib.util.find_spec("unsloth")
+    if spec is None or spec.origin is None:
+        pytest.skip("unsloth is not installed")
+    path = Path(spec.origin).parent / "utils" / "packing.py"
+    made = importlib.util.spec_from_file_location("unsloth_packing", path)
+    assert made is not None
+    assert made.loader is not None
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    return module
 
 
 def megatron_batches(sft: Any, rows: list[Any], folder: Path, eos: int) -> list[list[tuple[Pair, ...]]]:
