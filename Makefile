@@ -53,6 +53,7 @@ bench: $(STAMP)
 		echo "== $$name" >&2; \
 		$(BIN)/python benchmarks/$$name.py | tee benchmarks/results/$$name.jsonl; \
 	done
+	$(BIN)/python benchmarks/encode.py --tokenizer tests/data/tokenizers/smollm2 | tee -a benchmarks/results/encode.jsonl
 
 # The run of a million rows: an hour or more on two cores.
 bench-full: $(STAMP)
@@ -65,7 +66,7 @@ gpu:
 	$(PYTHON) benchmarks/gpu.py | tee benchmarks/results/gpu.jsonl.new
 	@mv benchmarks/results/gpu.jsonl.new benchmarks/results/gpu.jsonl
 
-# Exports read back by Axolotl, torchtune, OLMo-core and Megatron-Bridge, in environments of their own.
+# Exports read back by Axolotl, torchtune, OLMo-core, Megatron-Bridge and Unsloth, in environments of their own.
 peers:
 	PYTHON=$(PYTHON) bash benchmarks/peers.sh
 

@@ -3,23 +3,29 @@
     python benchmarks/encode.py [--tokenizer DIR] [--corpus FILE.jsonl] [--rows N] [--repeats 3]
 
 Without arguments the rows are all of the quickstart's data and the tokenizer is its Qwen3; a corpus is JSONL of
-`messages` and `tools`. The whole path (examples to ids, mask and accounts) is compared with calls of transformers,
-and of the package `renderers` where it can be imported. Both sides of a ratio are timed in turn, once per repeat, on
-the same rows, after one call each to warm up; the value is the median ratio, the spread its extremes. Rows that one
-side refuses are left out for both. Slow peers get fewer rows, evenly spaced. The time by stage goes to stderr.
+`messages` and `tools`, a tokenizer a folder, with its tokenizer.json compressed or not. The whole path (examples to
+ids, mask and accounts) is compared with calls of transformers, and of the package `renderers` where it can be
+imported. Both sides of a ratio are timed in turn, once per repeat, on the same rows, after one call each to warm up;
+the value is the median ratio, the spread its extremes. Rows that one side refuses are left out for both. Slow peers
+get fewer rows, evenly spaced. The time by stage goes to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import datetime
 import gc
+import gzip
 import importlib.metadata
 import os
+import shutil
 import sys
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +84,22 @@ def seconds(call: Callable[[], Any]) -> float:
 
 def read_rows(job: PackJob) -> Iterator[Example]:
     """The chats of a job's files."""
-    for _, rows in read_inputs(job):
-        yield from (row for row in rows if isinstance(row, Example) and row.kind is ExampleKind.CHAT)
+    for file, (_, rows) in enumerate(read_inputs(job)):
+        for row in rows:
+            if isinstance(row, Example) and row.kind is ExampleKind.CHAT:
+                yield replace(row, file=file)
+
+
+def unpacked(folder: Path) -> Path:
+    """A tokenizer's folder, or a copy of it with what is compressed unpacked."""
+    if not list(folder.glob("*.gz")):
+        return folder.absolute()
+    copy = Path(tempfile.mkdtemp(), folder.name)
+    atexit.register(shutil.rmtree, copy.parent)
+    shutil.copytree(folder, copy)
+    for file in copy.glob("*.gz"):
+        file.with_suffix("").write_bytes(gzip.decompress(file.read_bytes()))
+    return copy
 
 
 def make_job() -> PackJob:
@@ -89,7 +109,7 @@ def make_job() -> PackJob:
     if ARGUMENTS.corpus:
         sources = [{"path": os.path.abspath(ARGUMENTS.corpus), "name": "corpus", "format": "messages"}]
     return PackJob(
-        tokenizer=os.path.abspath(ARGUMENTS.tokenizer),
+        tokenizer=str(unpacked(Path(ARGUMENTS.tokenizer))),
         sources=sources,
         date=ARGUMENTS.date,
         seq_len=2**20,
