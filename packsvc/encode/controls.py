@@ -46,7 +46,10 @@ class Controls:
 
     def may_stand_in(self, data: bytes) -> bool:
         """False where no string in `data`, in UTF-8, holds a control token."""
-        return any(head in data for head in self._head_bytes)
+        for head in self._head_bytes:
+            if head in data:
+                return True
+        return False
 
     def find(self, text: str) -> str | None:
         """The first control token that stands in `text`."""
