@@ -46,10 +46,7 @@ class Controls:
 
     def may_stand_in(self, data: bytes) -> bool:
         """False where no string in `data`, in UTF-8, holds a control token."""
-        for head in self._head_bytes:
-            if head in data:
-                return True
-        return False
+        return any(map(data.__contains__, self._head_bytes))
 
     def find(self, text: str) -> str | None:
         """The first control token that stands in `text`."""
