@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -42,8 +42,7 @@ _PAGE_SIZES = 1 << 13
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
-@dataclass(frozen=True, slots=True)
-class RawPack:
+class RawPack(NamedTuple):
     """One pack as it stands in the file."""
 
     pages: list[bytes]

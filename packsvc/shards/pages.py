@@ -46,7 +46,7 @@ SMALL_BYTES = 1 << 17
 _PHYSICAL = {"input_ids": "INT32", "loss_mask": "BOOLEAN", "cu_seqlens": "INT32", "loss_weight": "FLOAT"}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Group:
     """Where the pages of a row group are."""
 
@@ -58,6 +58,8 @@ class _Group:
     """For each column."""
     spans: tuple[tuple[int, int] | None, ...]
     """For each column, first byte and length of the whole of it where that is small: it is read at once and kept."""
+    key: object
+    """Under which it is kept; another where the shard is opened again."""
 
 
 class _LocalFile:
@@ -226,7 +228,7 @@ class PageReader:
                 places, codecs = self._locate(number, stop - first)
             except Unfamiliar:
                 places, codecs = (), ()
-            self._groups[number] = group = _Group(first, stop, places, codecs, _small_spans(places))
+            self._groups[number] = group = _Group(first, stop, places, codecs, _small_spans(places), object())
             return group
 
     def _locate(self, number: int, num_packs: int) -> tuple[tuple[tuple[list[int], list[int]], ...], tuple[Any, ...]]:
@@ -336,30 +338,31 @@ class PageReader:
         """The bytes of all columns' pages."""
         blobs: list[list[bytes]] = []
         ranges: list[tuple[int, int]] = []
-        wanted: list[tuple[list[bytes], int]] = []
         for group, page in pages:
-            blob: list[bytes] = []
-            for column, ((offsets, sizes), whole) in enumerate(zip(group.places, self._small(group), strict=True)):
+            blob = []
+            for (offsets, sizes), whole in zip(group.places, self._small(group), strict=True):
                 at, size = offsets[page], sizes[page]
                 if whole is None:
                     ranges.append((at, size))
-                    wanted.append((blob, column))
                     blob.append(b"")
                 else:
                     at -= offsets[0]
                     blob.append(whole[at : at + size])
             blobs.append(blob)
-        for (blob, column), data in zip(wanted, self._read(ranges), strict=True):
-            blob[column] = data
+        found = iter(self._read(ranges))
+        for (group, _), blob in zip(pages, blobs, strict=True):
+            for column, span in enumerate(group.spans):
+                if span is None:
+                    blob[column] = next(found)
         return blobs
 
     def _small(self, group: _Group) -> Sequence[bytes | None]:
         """The columns of a row group that are read whole: mask and boundaries take some hundred bytes a pack."""
-        found: Sequence[bytes | None] | None = self._kept.get(group)
+        found: Sequence[bytes | None] | None = self._kept.get(group.key)
         if found is None:
             read = iter(self._read([span for span in group.spans if span is not None]))
             found = [None if span is None else next(read) for span in group.spans]
-            self._kept.put(group, found, sum(len(column) for column in found if column is not None))
+            self._kept.put(group.key, found, sum(len(column) for column in found if column is not None))
         return found
 
     def _one_of_several(self, group: _Group, pack: int, page: int, counts: dict[str, NDArray[np.int64]]) -> PackPages:
