@@ -37,6 +37,8 @@ except ImportError:
 MASK, BOUNDARIES, WEIGHT = 1, 2, 3
 """Places of the columns in a pack's pages; ids are the first."""
 _ZSTD: Any = CODECS[6]
+_SUM_BYTES = (5, 4, 3, 2, 1)
+"""What a checksum takes in a header: five bytes in 15 pages of 16."""
 _PAGE_SIZES = 1 << 13
 """So many are kept for a form."""
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -94,7 +96,7 @@ class _Form:
         """What comes after the checksum: the rest of the header, and the head of a zstd frame that says `size`."""
         self._frame_size = len(frame)
         self._befores: dict[int, bytes] = {}
-        """By size of the page, where the checksum takes five bytes, as in 15 pages of 16."""
+        """By size of the page, for the longest checksum."""
 
     def body(self, page: bytes) -> memoryview | None:
         """What follows the header that a page of this form must have; None where it has another."""
@@ -102,24 +104,18 @@ class _Form:
         if before is None:
             if len(self._befores) >= _PAGE_SIZES:
                 self._befores = {}
-            before = self._befores[len(page)] = self._before(page, 5)
-        return self._behind(page, before, 5) or self._body_with_short_sum(page)
-
-    def _body_with_short_sum(self, page: bytes) -> memoryview | None:
-        for size in (4, 3, 2, 1):
-            body = self._behind(page, self._before(page, size), size)
-            if body is not None:
+            before = self._befores[len(page)] = self._before(page, _SUM_BYTES[0])
+        for sum_bytes in _SUM_BYTES:
+            stop = len(before) + sum_bytes + len(self.after)
+            body = memoryview(page)[stop - self._frame_size :]
+            # What comes after is compared too, so that a checksum of another size than reckoned with is no match.
+            if page[:stop] == before + zigzag_bytes(crc32(body)) + self.after:
                 return body
+            before = self._before(page, sum_bytes - 1)
         return None
 
-    def _before(self, page: bytes, sum_size: int) -> bytes:
-        return head_before_checksum(len(page), self._first, sum_size + len(self.after) - self._frame_size)
-
-    def _behind(self, page: bytes, before: bytes, sum_size: int) -> memoryview | None:
-        stop = len(before) + sum_size + len(self.after)
-        body = memoryview(page)[stop - self._frame_size :]
-        # What comes after is compared too, so that a checksum of another size than reckoned with is no match.
-        return body if page[:stop] == before + zigzag_bytes(crc32(body)) + self.after else None
+    def _before(self, page: bytes, sum_bytes: int) -> bytes:
+        return head_before_checksum(len(page), self._first, sum_bytes + len(self.after) - self._frame_size)
 
 
 class BatchDecoder:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,8 +31,7 @@ class Unfamiliar(Exception):
     """Not a form that is read here; pyarrow may know it."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexPlace:
+class IndexPlace(NamedTuple):
     """Where the indexes of one column chunk are in the file."""
 
     offset_index: tuple[int, int]
@@ -68,7 +66,7 @@ def index_places(footer: Bytes, footer_start: int, num_chunks: int) -> list[Inde
         Unfamiliar: There is no page index, or it lies otherwise.
     """
     parts = [part for match in _CHUNK_END.findall(footer) for part in match]
-    raw = np.frombuffer(b"".join(part or b"\0" for part in parts), dtype=np.uint8)
+    raw = np.frombuffer(b"".join([part or b"\0" for part in parts]), dtype=np.uint8)
     numbers = (_varints(raw, np.flatnonzero(raw < 0x80)) >> 1).reshape(-1, 4).tolist()
     places = [IndexPlace((a, b), (c, d) if c else None) for a, b, c, d in numbers]
     columns = [place.column_index for place in places if place.column_index is not None]

@@ -1,6 +1,8 @@
 """The packs of one output by number: counts first, rows after, each shard checked when it is first touched.
 
-Packs are read page by page, in any order; what a shard needs in memory is its counts and where its pages are. Where
+Packs are read by their pages, in any order, all that are asked for decoded together; where anything about them is not
+as usual, they are read again one by one, and what is wrong is named. What a shard needs in memory is its counts, where
+its pages are, and the small columns of the row groups in use. Where
 shards are kept in a cache, the first packs need not wait for whole shards: they are read by ranges while these are
 fetched. Safe under several threads, which may read the same shard at the same time.
 """
@@ -37,8 +39,8 @@ from packsvc.stream.geometry import check_packs
 from packsvc.stream.rows import Rows
 
 CACHE_BYTES = 64 << 20
-"""Packs decoded beside those asked for, kept in memory for each output: where a page holds several, or a shard is in
-a form that only pyarrow reads."""
+"""What is kept in memory of each output beside the packs asked for: the small columns of row groups as they stand in
+the file, and decoded packs where a page holds several or a shard is in a form that only pyarrow reads."""
 COUNT_BYTES = 64 << 20
 MAX_OPEN_SHARDS = 64
 FETCHES_AT_ONCE = 4
