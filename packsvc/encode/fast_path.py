@@ -134,7 +134,7 @@ class FastPath:
         try:
             return segment_by_offsets(self._offsets.encode(rendered), rendered, weights=self._weights)
         except RowRefused as refusal:
-            return refusal
+            return refusal.kept()
 
     def _texts(self, units: Sequence[Unit], rendered: Sequence[Rendered | RowRefused]) -> Flat:
         texts = [unit.example.text or "" for unit in units]
@@ -154,7 +154,7 @@ class FastPath:
         try:
             ids, mask = checked_ids(unit, vocab_size=self._loaded.facts.vocab_size)
         except RowRefused as refusal:
-            return refusal
+            return refusal.kept()
         mask[:1] = False
         return Segment(ids=ids, mask=mask, weight=mask.astype(np.float32) if self._weights else None)
 

@@ -19,6 +19,7 @@ from packsvc.config import Format, PackJob
 from packsvc.encode.audit import audit_template
 from packsvc.encode.backends import PROBES, Backend, choose_backend
 from packsvc.encode.byte_lengths import byte_lengths
+from packsvc.encode.collecting import collector_paused
 from packsvc.encode.encoder import Encoder, Engine
 from packsvc.encode.paths import Offsets
 from packsvc.encode.render import Renderer
@@ -41,6 +42,7 @@ _engines: dict[bytes, Engine] = {}
 _loaded: dict[bytes, tuple[Engine, dict[str, Any], list[str]]] = {}
 
 
+@collector_paused()
 def load_encoder(job: PackJob) -> Encoder:
     """Load a job's tokenizer, audit its chat template, and choose the backend.
 
@@ -87,6 +89,7 @@ def load_encoder(job: PackJob) -> Encoder:
     return Encoder(job, engine=engine, settings=settings, audit_lines=lines)
 
 
+@collector_paused()
 def open_encoder(job: PackJob, settings: dict[str, Any]) -> Encoder:
     """The encoder that `load_encoder` made elsewhere; what it needs is loaded once for each process.
 

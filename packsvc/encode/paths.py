@@ -105,7 +105,7 @@ def render_unit(renderer: Renderer | None, unit: Unit) -> Rendered | RowRefused 
     try:
         return renderer.render(unit.messages, unit.example.tools, unit.weights, unit.part_weights)
     except RowRefused as refusal:
-        return refusal
+        return refusal.kept()
 
 
 def checked_ids(unit: Unit, *, vocab_size: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:

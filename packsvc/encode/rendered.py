@@ -16,6 +16,11 @@ class RowRefused(Exception):
         self.reason = reason
         self.detail = detail
 
+    def kept(self) -> RowRefused:
+        """Itself, without the frames that it came through: those hold a whole batch of rows, and would with it."""
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+        return self
+
 
 class Span(NamedTuple):
     """Characters [start, end) of the text that the loss covers."""

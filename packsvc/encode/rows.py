@@ -102,7 +102,7 @@ class Rows:
         try:
             cut = self._cut(unit, segment)
         except RowRefused as refusal:
-            self._builder.refuse(refusal, encoded=length)
+            self._builder.refuse(refusal.kept(), encoded=length)
             return
         self._builder.keep_cut(
             cut.segments,

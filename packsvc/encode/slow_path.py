@@ -50,7 +50,7 @@ class SlowPath:
                 return self._segment(ids.tolist(), [float(m) for m in learned])
             return self._chat(unit)
         except RowRefused as refusal:
-            return refusal
+            return refusal.kept()
 
     def _chat(self, unit: Unit) -> Segment:
         rendered = render_unit(self._renderer, unit)

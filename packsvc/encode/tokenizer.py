@@ -145,7 +145,8 @@ def fingerprint(tokenizer: Any) -> str:
     """
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     digest = hashlib.sha256()
-    digest.update(orjson.dumps(sorted(backend.get_vocab(with_added_tokens=True).items())))
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    digest.update(orjson.dumps([(text, vocabulary[text]) for text in sorted(vocabulary)]))
     added = backend.get_added_tokens_decoder()
     digest.update(orjson.dumps([[i, added[i].content, added[i].special] for i in sorted(added)]))
     ids = [backend.encode(probe, add_special_tokens=False).ids for probe in _PROBES]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,30 @@ class _Rows:
     """For each batch (S,) int64: how often each segment is packed."""
     rejects: list[Reject] = field(default_factory=list)
     counts: dict[str, Counts] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Examples of one source that are encoded together."""
+
+    examples: list[Example] = field(default_factory=list)
+    often: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By (file, row) how often it is packed; empty where everything is packed once."""
+    held: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.examples) >= BATCH_ROWS or self.held >= BATCH_BYTES
+
+    def add(self, example: Example, *, usual: int) -> None:
+        self.examples.append(example)
+        text = None if example.raw is None else example.raw.raw
+        self.held += usual if text is None else len(text)
+
+    def clear(self) -> None:
+        self.examples.clear()
+        self.often.clear()
+        self.held = 0
 
 
 def pack_group(plan: Plan, group: int, store: Store, *, limits: Limits) -> dict[str, Any]:
@@ -166,21 +191,33 @@ def _read(plan: Plan, job: PackJob, group: int, store: Store, encoder: Encoder) 
         for name, tree in plan.readings.items()
     }
     out = _Rows()
-    for piece in plan.groups[group]:
-        file = plan.inputs[piece.file]
-        source = sources[file.source]
-        counts = out.counts.setdefault(source.name, Counts())
-        for examples, often in _examples(plan, job, piece, source, readings[source.name], store, counts, out.rejects):
-            batch = encoder.encode(examples, source=source.name)
-            examples.clear()
-            collect_new()
-            counts.add(batch.counts)
-            out.rejects += batch.rejects
-            repeats = _repeats(batch, often)
-            lengths = np.diff(batch.offsets)
-            counts.repeated_tokens += int(((repeats - 1) * lengths).sum())
-            out.batches.append(batch)
-            out.copies.append(repeats)
+    waiting = _Batch()
+
+    def encode(name: str) -> None:
+        batch = encoder.encode(waiting.examples, source=name)
+        repeats = _repeats(batch, waiting.often)
+        waiting.clear()
+        collect_new()
+        counts = out.counts[name]
+        counts.add(batch.counts)
+        counts.repeated_tokens += int(((repeats - 1) * np.diff(batch.offsets)).sum())
+        out.rejects += batch.rejects
+        out.batches.append(batch)
+        out.copies.append(repeats)
+
+    for name, pieces in groupby(plan.groups[group], key=lambda piece: plan.inputs[piece.file].source):
+        counts = out.counts.setdefault(name, Counts())
+        for piece in pieces:
+            usual = piece.size_bytes // max(1, piece.num_rows or 1)
+            for example in _examples(plan, job, piece, sources[name], readings[name], store, counts, waiting.often):
+                if isinstance(example, Reject):
+                    out.rejects.append(example)
+                    continue
+                waiting.add(example, usual=usual)
+                if waiting.is_full:
+                    encode(name)
+        if waiting.examples:
+            encode(name)
     return out
 
 
@@ -192,13 +229,10 @@ def _examples(
     reading: Reading,
     store: Store,
     counts: Counts,
-    rejects: list[Reject],
-) -> Iterator[tuple[list[Example], dict[int, int]]]:
-    """Batches of a piece's examples and, where it is not 1, how often each row is packed; counts the others."""
+    often: dict[tuple[int, int], int],
+) -> Iterator[Example | Reject]:
+    """A piece's examples and rejects; counts all but the examples, and notes how often each is packed if not once."""
     file = plan.inputs[piece.file]
-    examples: list[Example] = []
-    often: dict[int, int] = {}
-    usual, held = piece.size_bytes // max(1, piece.num_rows or 1), 0
     for row in read_piece(piece, file, store=store, storage_options=store.storage_options):
         if source.where and row.error is None and not passes(row, source.where):
             counts.rows += 1
@@ -210,27 +244,20 @@ def _examples(
                 counts.rows += 1
                 counts.left_out += 1
                 continue
-            often[row.row] = times
+            often[row.file, row.row] = times
         example = read_example(row, reading, source_name=source.name)
         if isinstance(example, Reject):
             counts.rows += 1
             counts.rejected += 1
             counts.rejected_by_reason[example.reason] = counts.rejected_by_reason.get(example.reason, 0) + 1
-            rejects.append(example)
-            continue
-        examples.append(example)
-        held += usual if row.raw is None else len(row.raw)
-        if len(examples) == BATCH_ROWS or held >= BATCH_BYTES:
-            yield examples, often
-            examples, often, held = [], {}, 0
-    if examples:
-        yield examples, often
+        yield example
 
 
-def _repeats(batch: EncodedBatch, often: Mapping[int, int]) -> NDArray[np.int64]:
+def _repeats(batch: EncodedBatch, often: Mapping[tuple[int, int], int]) -> NDArray[np.int64]:
     if not often:
         return np.ones(batch.num_segments, np.int64)
-    return np.fromiter((often[int(row)] for row in batch.row), np.int64, batch.num_segments)
+    rows = zip(batch.file.tolist(), batch.row.tolist(), strict=True)
+    return np.fromiter(map(often.__getitem__, rows), np.int64, batch.num_segments)
 
 
 def _write_rejects(rejects: list[Reject], group: int, store: Store) -> dict[str, Any] | None:

@@ -58,8 +58,9 @@ def lines_between(blocks: Iterable[bytes], *, start: int, stop: int) -> Iterator
     at = 0
     if start > 0:
         at = start + len(next(lines, b""))  # up to and with the first newline at or after start - 1
-    for line in lines:
-        if at >= stop:
+    while at < stop:  # asks for no line beyond, which would read another block
+        line = next(lines, None)
+        if line is None:
             return
         yield line
         at += len(line) + 1

@@ -11,6 +11,7 @@ from packsvc.sources.arrays import array_rows
 from packsvc.sources.columnar import columnar_rows, open_columnar
 from packsvc.sources.lines import line_rows, lines_between, split_lines
 from packsvc.sources.opening import (
+    BLOCK_BYTES,
     Compression,
     Container,
     InputHandle,
@@ -118,8 +119,10 @@ def text_rows(handle: InputHandle, shape: Shape, file: InputFile, *, index: int)
 
 def _bytes(piece: Piece, file: InputFile, options: Mapping[str, Any] | None) -> Iterator[RawRow]:
     with open_input(file, options) as handle:
-        handle.seek(max(piece.start - 1, 0))
-        lines = lines_between(blocks(handle, Compression.NONE), start=piece.start, stop=piece.stop)
+        begin = max(piece.start - 1, 0)
+        handle.seek(begin)
+        size = min(BLOCK_BYTES, max(1, piece.stop - begin))
+        lines = lines_between(blocks(handle, Compression.NONE, size=size), start=piece.start, stop=piece.stop)
         yield from line_rows(lines, file=piece.file, first_row=piece.first_row)
 
 
