@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import packsvc.run.tasks as tasks
 import packsvc.sources.counting as counting
+from packsvc.encode import Encoder
 from packsvc.errors import GroupError
 from packsvc.run import pack
 from packsvc.run.group import BATCH_ROWS
@@ -91,25 +93,43 @@ def test_the_last_round_takes_what_the_groups_sent_and_leaves_few_packs_under_fi
     assert sum(s["num_segments"] for c in commits if c["kind"] == "tails" for s in c["shards"]) == sent
 
 
-def test_long_rows_make_short_batches_and_the_same_bytes(tmp_path, toy, monkeypatch):
-    write_rows(tmp_path / "data" / "a.jsonl", 60)
+@pytest.fixture
+def batch_sizes(monkeypatch) -> list[tuple[str, int]]:
+    """Source and rows of every batch that is encoded."""
     sizes = []
-    real = tasks.pack_group.__globals__["_examples"]
+    real = Encoder.encode
 
-    def counted(*args):
-        for examples, often in real(*args):
-            sizes.append(len(examples))
-            yield examples, often
+    def counted(self, examples, *, source):
+        sizes.append((source, len(examples)))
+        return real(self, examples, source=source)
 
-    monkeypatch.setitem(tasks.pack_group.__globals__, "_examples", counted)
+    monkeypatch.setattr(Encoder, "encode", counted)
+    return sizes
+
+
+def test_long_rows_make_short_batches_and_the_same_bytes(tmp_path, toy, monkeypatch, batch_sizes):
+    write_rows(tmp_path / "data" / "a.jsonl", 60)
     pack(small_job(tmp_path, toy, packing={"group_examples": 60}), workers=0)
+    assert BATCH_ROWS > 60
+    assert [size for _, size in batch_sizes] == [60]
+    batch_sizes.clear()
     monkeypatch.setitem(tasks.pack_group.__globals__, "BATCH_BYTES", 2000)
     pack(small_job(tmp_path, toy, packing={"group_examples": 60}, output="short"), workers=0)
-    assert BATCH_ROWS > 60
-    assert sum(sizes) == 120
-    assert len(sizes) > 2 * 10
-    assert sizes[:9] == [7] * 8 + [4]
+    assert sum(size for _, size in batch_sizes) == 60
+    assert len(batch_sizes) > 10
     assert shard_bytes(tmp_path / "out") == shard_bytes(tmp_path / "short")
+
+
+def test_pieces_of_a_source_are_encoded_together_and_other_sources_apart(tmp_path, toy, batch_sizes):
+    sources = []
+    for name in ("a", "b"):
+        for number in range(3):
+            write_rows(tmp_path / "data" / name / f"{number}.jsonl", 10)
+        sources.append({"name": name, "path": f"data/{name}", "format": "messages", "weight": 2 if name == "b" else 1})
+    manifest = pack(small_job(tmp_path, toy, sources=sources, packing={"group_examples": 60}), workers=0)
+    assert sum(size for _, size in batch_sizes) == 60
+    assert all(one != other for (one, _), (other, _) in pairwise(batch_sizes))
+    assert manifest.totals["segments"] == 90
 
 
 def test_a_failed_group_is_written_down_without_stopping_the_last_of_the_others(tmp_path, toy, monkeypatch):
