@@ -21,6 +21,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable
+from keyword import iskeyword
 from typing import Any
 
 from jinja2 import Environment, nodes
@@ -85,6 +86,11 @@ def _loads_of(name: str, node: nodes.Node) -> list[nodes.Name]:
     return [n for n in (*own, *node.find_all(nodes.Name)) if n.name == name and n.ctx == "load"]
 
 
+def _is_plain(call: nodes.Call) -> bool:
+    """Whether a call gives names only, ones that Python takes and that namespaces let through."""
+    return not call.args and not any(pair.key.startswith("_") or iskeyword(pair.key) for pair in call.kwargs)
+
+
 class ShortcutGenerator(CodeGenerator):
     """Compiles templates with the shortcuts."""
 
@@ -117,13 +123,12 @@ class ShortcutGenerator(CodeGenerator):
             known = f"{value}.{node.attr} if type({value}) in environment.{_LOOPS}"
             self.write(f"({known} else environment.getattr({value}, {name}))")
             return
-        self._write_key(value, node.attr, f"environment.{_GET}({{}}, {name})")
+        self._write_key(value, node.attr, _GET)
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
         """`value['name']`."""
         if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str) and node.arg.value not in _DICT_NAMES:
-            name = node.arg.value
-            self._write_key(self._source(node.node, frame), name, f"environment.getitem({{}}, {name!r})")
+            self._write_key(self._source(node.node, frame), node.arg.value, "getitem")
             return
         super().visit_Getitem(node, frame)
 
@@ -145,11 +150,10 @@ class ShortcutGenerator(CodeGenerator):
         method = node.node
         if node.dyn_args or node.dyn_kwargs or forward_caller:
             pass
-        elif isinstance(method, nodes.Name) and method.name == "namespace" and not node.args:
+        elif isinstance(method, nodes.Name) and method.name == "namespace" and _is_plain(node):
             value = self._source(method, frame)
             given = ", ".join(f"{pair.key}={self._source(pair.value, frame)}" for pair in node.kwargs)
-            make = _NAMESPACE if all(not pair.key.startswith("_") for pair in node.kwargs) else _NAMESPACE_TYPE
-            self.write(f"(environment.{make}({given}) if {value} is environment.{_NAMESPACE_TYPE} ")
+            self.write(f"(environment.{_NAMESPACE}({given}) if {value} is environment.{_NAMESPACE_TYPE} ")
             self.write(f"else environment.call(context, {value}, {given}))")
             return
         elif (
@@ -167,15 +171,15 @@ class ShortcutGenerator(CodeGenerator):
         super().visit_Call(node, frame, forward_caller=forward_caller)
 
     def _write_key(self, value: str, name: str, otherwise: str) -> None:
-        """`value[name]` of a dict, its undefined where it is not there, and what else to ask of other values."""
-        absent = f"{_ABSENT}{name.encode().hex()}"
+        """`value[name]` of a dict, its undefined where it is not there, and who is asked about other values."""
+        absent = f"{_ABSENT}{name.encode('utf-8', 'surrogatepass').hex()}"
         # An undefined shows no more of its dict than that it is one, so one for each name will do.
         setattr(self.environment, absent, self.environment.undefined(obj={}, name=name))
         begin = value
         if not _LOCAL.match(value):
             begin, value = f"({_VALUE} := {value})", _VALUE
         self.write(f"(({value}[{name!r}] if {name!r} in {value} else environment.{absent}) ")
-        self.write(f"if type({begin}) is dict else {otherwise.format(value)})")
+        self.write(f"if type({begin}) is dict else environment.{otherwise}({value}, {name!r}))")
 
     def _source(self, node: nodes.Node, frame: Frame) -> str:
         """The Python source of an expression."""

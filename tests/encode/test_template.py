@@ -164,6 +164,7 @@ EXPRESSIONS = """
 {{ 5.real is defined }}{{ messages.index is defined }}{{ messages[0].content.strip is defined }}
 {{ messages[0] | tojson }}{{ messages | tojson(indent=2) }}{{ [1, 2.5, none, true, "é<"] | tojson }}
 {{ messages[0].content.split('l') | join('-') }}
+{{ messages[0]['{0}'] is defined }}{{ messages[0]['}'] }}{{ ns['{x'] is defined }}{{ messages[0]["'"] is defined }}
 """
 SETUP = (
     "{% macro f(x) %}[{{ x }}]{% endmacro %}{% set name = 'Q' %}"
@@ -219,6 +220,7 @@ def test_loops_know_their_places_as_in_jinja(name):
         "{% set ns = namespace(a=1) %}{% set ns._b = 1 %}{{ ns._b }}",
         "{% set namespace = dict %}{% set ns = namespace(a=1) %}{{ ns.a }}",
         "{{ namespace(a=nothing.x) }}",
+        "{% set ns = namespace(class=1, none=2) %}{{ ns.class }}{{ ns['class'] is defined }}",
         "{{ nothing(a=1) }}",
     ],
 )
