@@ -78,9 +78,14 @@ def test_a_resumed_run_reads_nothing_that_is_behind_it(eight: str, tmp_path: Pat
     hf_trainer(stream_of(eight), model=tiny_llama(register()), args=args).train()
     from packsvc.stream.maker import BatchMaker
 
-    made = []
+    made: list[int] = []
     make = BatchMaker.make
-    monkeypatch.setattr(BatchMaker, "make", lambda self, step, picks: made.append(step) or make(self, step, picks))
+
+    def counted(self: BatchMaker, steps: Any) -> Any:
+        made.extend(picks.step for picks in steps)
+        return make(self, steps)
+
+    monkeypatch.setattr(BatchMaker, "make", counted)
     args = TrainingArguments(str(tmp_path), **TRAINING, max_steps=8)
     hf_trainer(stream_of(eight), model=tiny_llama(register()), args=args).train(resume_from_checkpoint=True)
     assert sorted(made) == [6, 7]
