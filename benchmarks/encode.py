@@ -16,7 +16,6 @@ import argparse
 import atexit
 import datetime
 import gc
-import gzip
 import importlib.metadata
 import os
 import shutil
@@ -50,7 +49,7 @@ os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_
 
 import numpy as np  # noqa: E402
 import reporting  # noqa: E402
-from inputs import read_inputs  # noqa: E402
+from inputs import read_inputs, unpack  # noqa: E402
 
 from packsvc.config import PackJob, load_job  # noqa: E402
 from packsvc.encode import Encoder, load_encoder  # noqa: E402
@@ -94,12 +93,9 @@ def unpacked(folder: Path) -> Path:
     """A tokenizer's folder, or a copy of it with what is compressed unpacked."""
     if not list(folder.glob("*.gz")):
         return folder.absolute()
-    copy = Path(tempfile.mkdtemp(), folder.name)
-    atexit.register(shutil.rmtree, copy.parent)
-    shutil.copytree(folder, copy)
-    for file in copy.glob("*.gz"):
-        file.with_suffix("").write_bytes(gzip.decompress(file.read_bytes()))
-    return copy
+    temporary = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, temporary)
+    return unpack(folder, Path(temporary, folder.name))
 
 
 def make_job() -> PackJob:

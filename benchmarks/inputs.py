@@ -1,7 +1,9 @@
-"""The rows of a job's files, as the encoder gets them."""
+"""The rows of a job's files, as the encoder gets them, and tokenizers that are kept compressed."""
 
 from __future__ import annotations
 
+import gzip
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,3 +20,15 @@ def read_inputs(job: PackJob, *, rows: int | None = None) -> Iterator[tuple[str,
             reading = recognise(raw[:1000], source)
             step = max(1, len(raw) // rows) if rows else 1
             yield Path(file.path).name, [read_example(row, reading, source_name=source.name) for row in raw[::step]]
+
+
+def unpack(folder: Path, copy: Path) -> Path:
+    """A copy of a tokenizer's folder with what is compressed unpacked."""
+    copy.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        if file.suffix == ".gz":
+            with gzip.open(file, "rb") as source, open(copy / file.stem, "wb") as target:
+                shutil.copyfileobj(source, target)
+        else:
+            shutil.copy(file, copy / file.name)
+    return copy

@@ -8,8 +8,6 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("RAY_worker_niceness", "0")  # else Ray's workers wait for every other process of a busy machine
 
-import gzip
-import shutil
 import sys
 from pathlib import Path
 
@@ -55,15 +53,9 @@ def qwen3_path(quickstart: Path) -> Path:
 @pytest.fixture(scope="session")
 def smollm2_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the SmolLM2 tokenizer: a short ChatML template without tools, 49,152 tokens, pad = stop token."""
-    packed = ROOT / "tests" / "data" / "tokenizers" / "smollm2"
-    folder = tmp_path_factory.mktemp("smollm2")
-    for file in packed.iterdir():
-        if file.suffix == ".gz":
-            with gzip.open(file, "rb") as source, open(folder / file.stem, "wb") as target:
-                shutil.copyfileobj(source, target)
-        else:
-            shutil.copy(file, folder / file.name)
-    return folder
+    from benchmarks.inputs import unpack
+
+    return unpack(ROOT / "tests" / "data" / "tokenizers" / "smollm2", tmp_path_factory.mktemp("smollm2"))
 
 
 @pytest.fixture(scope="session")

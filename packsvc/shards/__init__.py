@@ -25,7 +25,7 @@ from packsvc.shards.layout import (
 from packsvc.shards.manifest import MANIFEST, PACK_KEYS, PLAN, SOURCE_KEYS, TOTAL_KEYS, Manifest
 from packsvc.shards.page_batch import BatchDecoder, Packs, RawPack
 from packsvc.shards.page_index import Unfamiliar
-from packsvc.shards.page_values import PackPages
+from packsvc.shards.page_values import PackPages, num_boundaries
 from packsvc.shards.pages import PageReader
 from packsvc.shards.reader import ShardReader
 from packsvc.shards.recent import RecentlyUsed
@@ -58,6 +58,7 @@ __all__ = [
     "TableEntry",
     "Unfamiliar",
     "from_tables",
+    "num_boundaries",
     "packs_per_page",
     "packs_per_row_group",
     "packs_per_shard",

@@ -27,12 +27,7 @@ from packsvc.shards.page_index import (
     repetition_starts,
     zigzag_bytes,
 )
-from packsvc.shards.page_values import CODECS, INT32, PackPages
-
-try:
-    from isal.isal_zlib import crc32  # the same sums, three times faster
-except ImportError:
-    from zlib import crc32
+from packsvc.shards.page_values import CODECS, INT32, PackPages, crc32
 
 MASK, BOUNDARIES, WEIGHT = 1, 2, 3
 """Places of the columns in a pack's pages; ids are the first."""

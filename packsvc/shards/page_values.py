@@ -6,7 +6,6 @@ One page at a time, and what is wrong with it is told: `page_batch` is the fast 
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,11 @@ from numpy.typing import NDArray
 
 from packsvc.errors import DamageError
 from packsvc.shards.page_index import PageHead, Unfamiliar, level_blocks_end, page_head, repetition_starts
+
+try:
+    from isal.isal_zlib import crc32 as crc32  # the same sums, faster
+except ImportError:
+    from zlib import crc32 as crc32
 
 CODECS = {0: None, 1: pa.Codec("snappy"), 6: pa.Codec("zstd"), 7: pa.Codec("lz4_raw")}
 """By the numbers of Parquet. They keep no state, so that threads may share them."""
@@ -77,7 +81,8 @@ class PageDecoder:
                 raise Unfamiliar(f"the page header at byte {at}")
             body = self._body(head, data, codec, start, stop, name, at)
             if name == "cu_seqlens":
-                arrays[name] = _lists(head, body, _list_sizes(counts, start, stop, self._seq_len), at)
+                segments, tokens = (counts[key][start:stop].tolist() for key in ("num_segments", "num_tokens"))
+                arrays[name] = _lists(head, body, num_boundaries(segments, tokens, self._seq_len), at)
             else:
                 begin = self._values_begin(head, body, rows, at)
                 arrays[name] = _rows(name, body, begin, rows, self._seq_len, at)
@@ -87,7 +92,7 @@ class PageDecoder:
     def _body(self, head: PageHead, data: bytes, codec: Any, start: int, stop: int, name: str, at: int) -> Any:
         """The content of a page, its checksum verified."""
         body = memoryview(data)[head.size :]
-        if zlib.crc32(body) != head.crc:
+        if crc32(body) != head.crc:
             packs = f"pack {start}" if stop == start + 1 else f"packs {start} to {stop - 1}"
             raise DamageError(
                 f"{self._where}, {packs}: {name} is damaged: the page at byte {at} does not have the checksum "
@@ -119,13 +124,9 @@ class PageDecoder:
         return len(known)
 
 
-def _list_sizes(counts: dict[str, NDArray[np.int64]], start: int, stop: int, seq_len: int) -> list[int]:
+def num_boundaries(num_segments: Sequence[int], num_tokens: Sequence[int], seq_len: int) -> list[int]:
     """Boundaries of each pack by its counts: one more than its segments, and one for a tail."""
-    if stop == start + 1:
-        return [int(counts["num_segments"][start]) + 1 + bool(counts["num_tokens"][start] < seq_len)]
-    segments = counts["num_segments"][start:stop].tolist()
-    tokens = counts["num_tokens"][start:stop].tolist()
-    return [n + 1 + (t < seq_len) for n, t in zip(segments, tokens, strict=True)]
+    return [n + 1 + (t < seq_len) for n, t in zip(num_segments, num_tokens, strict=True)]
 
 
 def _lists(head: PageHead, body: Any, sizes: list[int], at: int) -> list[NDArray[np.int32]]:

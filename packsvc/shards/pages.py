@@ -306,10 +306,7 @@ class PageReader:
         shard, local = self.shard, self._local
         try:
             if local is not None:
-                try:
-                    found = local.read(ranges)
-                except OSError:
-                    found = retrying(shard.where, lambda: local.read(ranges))
+                found = retrying(shard.where, lambda: local.read(ranges))
             elif shard.store.is_local:
                 found = retrying(shard.where, lambda: self._open_local().read(ranges))
             else:

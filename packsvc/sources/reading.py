@@ -121,7 +121,7 @@ def _bytes(piece: Piece, file: InputFile, options: Mapping[str, Any] | None) -> 
     with open_input(file, options) as handle:
         begin = max(piece.start - 1, 0)
         handle.seek(begin)
-        size = min(BLOCK_BYTES, max(1, piece.stop - begin))
+        size = min(BLOCK_BYTES, piece.stop - begin)
         lines = lines_between(blocks(handle, Compression.NONE, size=size), start=piece.start, stop=piece.stop)
         yield from line_rows(lines, file=piece.file, first_row=piece.first_row)
 

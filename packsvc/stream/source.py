@@ -2,9 +2,9 @@
 
 Packs are read by their pages, in any order, all that are asked for decoded together; where anything about them is not
 as usual, they are read again one by one, and what is wrong is named. What a shard needs in memory is its counts, where
-its pages are, and the small columns of the row groups in use. Where
-shards are kept in a cache, the first packs need not wait for whole shards: they are read by ranges while these are
-fetched. Safe under several threads, which may read the same shard at the same time.
+its pages are, and the small columns of the row groups in use. Where shards are kept in a cache, the first packs need
+not wait for whole shards: they are read by ranges while these are fetched. Safe under several threads, which may read
+the same shard at the same time.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from packsvc.shards import (
     RecentlyUsed,
     ShardReader,
     Unfamiliar,
+    num_boundaries,
 )
 from packsvc.storage import Store
 from packsvc.stream.cache import ShardCache
@@ -53,7 +54,6 @@ class PackSource:
     """One output, opened in this process."""
 
     def __init__(self, store: Store, manifest: Manifest, cache: ShardCache | None = None) -> None:
-        self._offsets = manifest.pack_offsets
         self._firsts = manifest.pack_offsets.tolist()
         self._seq_len = manifest.seq_len
         self._cache = cache
@@ -135,8 +135,7 @@ class PackSource:
                 for place, raw in zip(places, read, strict=True):
                     raws[place] = raw
             real, tokens = counts[:, :2].T.tolist()
-            sizes = [n + 1 + (t < self._seq_len) for n, t in zip(real, tokens, strict=True)]
-            return self._decoder.decode(raws, sizes)
+            return self._decoder.decode(raws, num_boundaries(real, tokens, self._seq_len))
         except (Unfamiliar, DamageError):
             return None
 
@@ -176,9 +175,9 @@ class PackSource:
 
     def _place(self, pack: int) -> str:
         """How errors call a pack."""
-        shard = int(self._offsets.searchsorted(pack, side="right")) - 1
+        shard = bisect_right(self._firsts, pack) - 1
         where = self._readers[shard].shard.where
-        return f"pack {pack} cannot be used: {where}, pack {pack - int(self._offsets[shard])} of the shard"
+        return f"pack {pack} cannot be used: {where}, pack {pack - self._firsts[shard]} of the shard"
 
     def _touch_for(self, shard: int, packs: NDArray[np.int64], places: list[int]) -> Counts:
         try:
