@@ -4,7 +4,7 @@
 # make bench  all benchmarks but gpu.py, their figures kept under benchmarks/results/
 # make gpu    benchmarks/gpu.py: the kernels and a training step, where there is a GPU (under 8 minutes)
 # make peers  exports read back by the code of other trainers, in environments of their own
-# Each makes .venv first and installs into it, once per change of pyproject.toml.
+# Each makes .venv first and installs into it, once per change of pyproject.toml or the C file.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 # Installed before the rest, so that pip takes a CPU build of it where one is offered.
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
-STAMP := $(VENV)/installed-$(shell cat pyproject.toml Makefile | cksum | cut -d" " -f1)
+STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py packsvc/_native.c Makefile | cksum | cut -d" " -f1)
 
 .PHONY: help demo test check bench bench-full gpu peers lint format clean-venv
 

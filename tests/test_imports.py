@@ -19,6 +19,7 @@ import packsvc
 PACKAGE = Path(packsvc.__file__).parent
 
 BASE = {"errors", "types"}
+COMPILED = {"_native"}
 FIRST = BASE | {"config", "storage"}
 MIDDLE = FIRST | {"sources", "encode", "plan", "assemble"}
 SHARDS = MIDDLE | {"shards"}
@@ -26,6 +27,7 @@ READERS = SHARDS | {"cluster", "run", "stream", "attention", "validation", "stat
 TOOLS = READERS | {"probe", "export", "trainers", "testing"}
 
 MAY_IMPORT: dict[str, set[str]] = {
+    "_native": set(),
     "errors": set(),
     "types": set(),
     "config": BASE,
@@ -35,10 +37,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "encode": FIRST,
     "plan": BASE,
     "assemble": BASE,
-    "shards": MIDDLE,
+    "shards": MIDDLE | COMPILED,
     "run": SHARDS | {"cluster"},
     "attention": BASE,
-    "stream": SHARDS | {"attention"},
+    "stream": SHARDS | COMPILED | {"attention"},
     "validation": SHARDS | {"cluster"},
     "statistics": SHARDS,
     "view": SHARDS,

@@ -2,7 +2,7 @@
 
 `layout` says what a shard is, `columns` turns packs into Arrow tables and back, `writer` makes whole files,
 `reader` reads and checks them, `pages` reads any packs of them in any order (found by `page_index`, decoded by
-`page_values` one by one and by `page_batch` many at once), `manifest` (with `entries` and
+`page_values` one by one and by `page_batch` several at once), `manifest` (with `entries` and
 `parsing`) is the record of all of them, `reject_files` keeps what was not packed.
 """
 
@@ -23,13 +23,13 @@ from packsvc.shards.layout import (
     shard_of_path,
 )
 from packsvc.shards.manifest import MANIFEST, PACK_KEYS, PLAN, SOURCE_KEYS, TOTAL_KEYS, Manifest
-from packsvc.shards.page_batch import BatchDecoder, Packs, RawPack
+from packsvc.shards.page_batch import RawPack, native, open_packs
 from packsvc.shards.page_index import Unfamiliar
 from packsvc.shards.page_values import PackPages, num_boundaries
 from packsvc.shards.pages import PageReader
 from packsvc.shards.reader import ShardReader
 from packsvc.shards.recent import RecentlyUsed
-from packsvc.shards.reject_files import REJECT_SCHEMA, read_rejects, write_rejects
+from packsvc.shards.reject_files import REJECT_SCHEMA, RejectWriter, read_rejects, write_rejects
 from packsvc.shards.writer import write_shard
 
 __all__ = [
@@ -43,22 +43,23 @@ __all__ = [
     "SOURCE_KEYS",
     "TOKEN_COLUMNS",
     "TOTAL_KEYS",
-    "BatchDecoder",
     "InputEntry",
     "Manifest",
     "PackPages",
-    "Packs",
     "PageReader",
     "RawPack",
     "RecentlyUsed",
     "RejectEntry",
+    "RejectWriter",
     "ShardEntry",
     "ShardMeta",
     "ShardReader",
     "TableEntry",
     "Unfamiliar",
     "from_tables",
+    "native",
     "num_boundaries",
+    "open_packs",
     "packs_per_page",
     "packs_per_row_group",
     "packs_per_shard",

@@ -164,42 +164,6 @@ def page_head(page: Bytes) -> PageHead | None:
     return PageHead(size, _known(uncompressed), varint(compressed), varint(crc) & 0xFFFFFFFF, _known(num_values))
 
 
-def head_ends(uncompressed: int, num_values: int) -> tuple[bytes, bytes]:
-    """What the header of a page of our own form begins with, and what comes after its checksum."""
-    after = b"\x1c\x15" + zigzag_bytes(num_values) + b"\x15\x00\x15\x06\x15\x06\x00\x00"
-    return b"\x15\x00\x15" + zigzag_bytes(uncompressed) + b"\x15", after
-
-
-def head_before_checksum(page_size: int, first: bytes, other_bytes: int) -> bytes:
-    """The header of a page up to its checksum: it says how large the page is without its header.
-
-    Args:
-        page_size: With the header.
-        first: What `head_ends` gave.
-        other_bytes: Of the checksum and what comes after it.
-    """
-    fixed = len(first) + 1 + other_bytes
-    for length in (3, 2, 4, 1, 5):  # of the field, which is part of the header
-        compressed = zigzag_bytes(max(0, page_size - fixed - length))
-        if len(compressed) == length:
-            return first + compressed + b"\x15"
-    return first  # no header of this form has a page of such a size
-
-
-def zigzag_bytes(value: int) -> bytes:
-    """An integer of 32 bits as Thrift writes it; those from 2^31 on stand for the negative ones."""
-    number = (value << 1 & 0xFFFFFFFF) ^ (0xFFFFFFFF if value >> 31 else 0)
-    if number >> 28:  # nearly all checksums
-        spread = number & 0x7F | (number & 0x3F80) << 1 | (number & 0x1FC000) << 2 | (number & 0xFE00000) << 3
-        return (spread | (number & 0xF0000000) << 4 | 0x80808080).to_bytes(5, "little")
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
-
-
 def level_blocks_end(body: Bytes) -> int:
     """Where the values begin behind the repetition and the definition levels of a page of lists."""
     first = 4 + int.from_bytes(body[:4], "little")

@@ -1,11 +1,12 @@
 """What stands in a page: its body under the checksum, and the values behind its levels.
 
-One page at a time, and what is wrong with it is told: `page_batch` is the fast twin for many at once.
+One page at a time, and what is wrong with it is told: `page_batch` is the fast twin for several.
 """
 
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,6 @@ from numpy.typing import NDArray
 
 from packsvc.errors import DamageError
 from packsvc.shards.page_index import PageHead, Unfamiliar, level_blocks_end, page_head, repetition_starts
-
-try:
-    from isal.isal_zlib import crc32 as crc32  # the same sums, faster
-except ImportError:
-    from zlib import crc32 as crc32
 
 CODECS = {0: None, 1: pa.Codec("snappy"), 6: pa.Codec("zstd"), 7: pa.Codec("lz4_raw")}
 """By the numbers of Parquet. They keep no state, so that threads may share them."""
@@ -92,7 +88,7 @@ class PageDecoder:
     def _body(self, head: PageHead, data: bytes, codec: Any, start: int, stop: int, name: str, at: int) -> Any:
         """The content of a page, its checksum verified."""
         body = memoryview(data)[head.size :]
-        if crc32(body) != head.crc:
+        if zlib.crc32(body) != head.crc:
             packs = f"pack {start}" if stop == start + 1 else f"packs {start} to {stop - 1}"
             raise DamageError(
                 f"{self._where}, {packs}: {name} is damaged: the page at byte {at} does not have the checksum "

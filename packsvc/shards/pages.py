@@ -15,6 +15,7 @@ process. It costs the same. Safe under threads.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -58,6 +59,8 @@ class _Group:
     """For each column."""
     spans: tuple[tuple[int, int] | None, ...]
     """For each column, first byte and length of the whole of it where that is small: it is read at once and kept."""
+    far: tuple[int, ...]
+    """The other columns, whose pages are read one by one."""
     key: object
     """Under which it is kept; another where the shard is opened again."""
 
@@ -144,7 +147,7 @@ class PageReader:
         ]
 
     def fetch(self, packs: Sequence[int]) -> list[RawPack] | None:
-        """The pages of some packs as they stand in the file, for a `BatchDecoder`; None: only `read` can read them.
+        """The pages of some packs as they stand in the file, for `open_packs`; None: only `read` can read them.
 
         Raises:
             DamageError: The shard is damaged, as far as it must be known to find the pages.
@@ -228,7 +231,9 @@ class PageReader:
                 places, codecs = self._locate(number, stop - first)
             except Unfamiliar:
                 places, codecs = (), ()
-            self._groups[number] = group = _Group(first, stop, places, codecs, _small_spans(places), object())
+            spans = _small_spans(places)
+            far = tuple(column for column, span in enumerate(spans) if span is None)
+            self._groups[number] = group = _Group(first, stop, places, codecs, spans, far, object())
             return group
 
     def _locate(self, number: int, num_packs: int) -> tuple[tuple[tuple[list[int], list[int]], ...], tuple[Any, ...]]:
@@ -335,31 +340,33 @@ class PageReader:
         """The bytes of all columns' pages."""
         blobs: list[list[bytes]] = []
         ranges: list[tuple[int, int]] = []
+        wanted: list[tuple[list[bytes], int]] = []
+        last, kept = None, None
         for group, page in pages:
-            blob = []
-            for (offsets, sizes), whole in zip(group.places, self._small(group), strict=True):
-                at, size = offsets[page], sizes[page]
-                if whole is None:
-                    ranges.append((at, size))
-                    blob.append(b"")
-                else:
-                    at -= offsets[0]
-                    blob.append(whole[at : at + size])
+            if group is not last:
+                last, kept = group, self._small(group)
+            assert kept is not None
+            blob = [b"" if column is None else column[page] for column in kept]
+            for column in group.far:
+                offsets, sizes = group.places[column]
+                ranges.append((offsets[page], sizes[page]))
+                wanted.append((blob, column))
             blobs.append(blob)
-        found = iter(self._read(ranges))
-        for (group, _), blob in zip(pages, blobs, strict=True):
-            for column, span in enumerate(group.spans):
-                if span is None:
-                    blob[column] = next(found)
+        for (blob, column), data in zip(wanted, self._read(ranges), strict=True):
+            blob[column] = data
         return blobs
 
-    def _small(self, group: _Group) -> Sequence[bytes | None]:
-        """The columns of a row group that are read whole: mask and boundaries take some hundred bytes a pack."""
-        found: Sequence[bytes | None] | None = self._kept.get(group.key)
+    def _small(self, group: _Group) -> Sequence[Sequence[bytes] | None]:
+        """The pages of columns that are read whole: mask and boundaries take some hundred bytes a pack."""
+        found: Sequence[Sequence[bytes] | None] | None = self._kept.get(group.key)
         if found is None:
             read = iter(self._read([span for span in group.spans if span is not None]))
-            found = [None if span is None else next(read) for span in group.spans]
-            self._kept.put(group.key, found, sum(len(column) for column in found if column is not None))
+            found = [
+                None if span is None else _cut(next(read), *places)
+                for span, places in zip(group.spans, group.places, strict=True)
+            ]
+            pages = [page for column in found if column is not None for page in column]
+            self._kept.put(group.key, found, sum(map(sys.getsizeof, pages)))
         return found
 
     def _one_of_several(self, group: _Group, pack: int, page: int, counts: dict[str, NDArray[np.int64]]) -> PackPages:
@@ -408,6 +415,12 @@ class PageReader:
             )
             for i in range(stop - start)
         ]
+
+
+def _cut(column: bytes, offsets: list[int], sizes: list[int]) -> list[bytes]:
+    """The pages of a column that was read whole."""
+    start = offsets[0]
+    return [column[at - start : at - start + size] for at, size in zip(offsets, sizes, strict=True)]
 
 
 def _small_spans(places: Sequence[tuple[list[int], list[int]]]) -> tuple[tuple[int, int] | None, ...]:

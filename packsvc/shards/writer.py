@@ -7,9 +7,9 @@ bytes with the same pyarrow, on any machine and day; threads are off where they 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packsvc.shards.columns import to_table
@@ -29,7 +29,7 @@ def write_shard(chunks: Iterable[PackColumns], *, meta: ShardMeta, compression: 
     Raises:
         ValueError: A chunk does not fit `meta` or `loss_weights`, or is too large for a row group.
     """
-    sink = pa.BufferOutputStream()
+    sink = io.BytesIO()  # grows in place and hands its bytes over as they are
     file_schema = schema(meta.seq_len, loss_weights).with_metadata(meta.to_metadata())
     options = writer_options(seq_len=meta.seq_len, compression=compression, loss_weights=loss_weights)
     with pq.ParquetWriter(sink, file_schema, **options) as writer:
@@ -39,7 +39,7 @@ def write_shard(chunks: Iterable[PackColumns], *, meta: ShardMeta, compression: 
             _check(packs, meta, loss_weights)
             table = to_table(packs, loss_weights=loss_weights).replace_schema_metadata(file_schema.metadata)
             writer.write_table(table, row_group_size=packs.num_packs)
-    return sink.getvalue().to_pybytes()
+    return sink.getvalue()
 
 
 def _check(packs: PackColumns, meta: ShardMeta, loss_weights: bool) -> None:

@@ -1,7 +1,7 @@
-"""Packs to one flattened batch: pure functions from arrays to arrays, no loop over tokens.
+"""Packs to one flattened batch: `lay` by compiled code, `collate` by numpy where that cannot.
 
 Every array is new, so that a batch kept in a list stays as it was. Positions and segment numbers are made from
-the boundaries, one call for the whole batch: cheaper than decoding the stored column.
+the boundaries: cheaper than decoding the stored column.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packsvc.shards import native
 from packsvc.stream.batch import PackedBatch, PackIndex
 from packsvc.stream.options import Layout
 from packsvc.stream.rows import Rows
+
+if TYPE_CHECKING:
+    from packsvc._native import PackContent
 
 IGNORED = -100
 """The label that PyTorch's cross entropy leaves out by default."""
@@ -31,6 +35,49 @@ class RowShape:
     align: int
     seq_len: int
     pad_id: int
+
+
+def lay(
+    packs: list[PackContent],
+    counts: NDArray[np.int64],
+    *,
+    shape: RowShape,
+    pack_indices: Sequence[PackIndex],
+    num_repeated_packs: int,
+    num_loss_tokens_global: int,
+) -> PackedBatch | None:
+    """As `collate`, from packs as `open_packs` gives them, and all that `check_packs` checks is checked.
+
+    Args:
+        counts: (packs, 4) their count columns, in the order of `COUNT_COLUMNS`.
+
+    Returns:
+        None where a pack contradicts itself or its counts: `check_packs` names it.
+    """
+    padded = shape.layout is Layout.PADDED
+    laid = native.lay_row(packs, counts, shape.seq_len, shape.align, shape.pad_id, padded, num_repeated_packs)
+    if laid is None:
+        return None
+    ids, positions, labels, segments, padding, cu, logical, weights, *numbers = laid
+    max_seqlen, num_loss_tokens, num_segments, num_tokens, is_fractional = numbers
+    return PackedBatch(
+        input_ids=torch.frombuffer(ids, dtype=torch.int32),
+        position_ids=torch.frombuffer(positions, dtype=torch.int32),
+        labels=torch.frombuffer(labels, dtype=torch.int32),
+        cu_seqlens=torch.frombuffer(cu, dtype=torch.int32),
+        cu_seqlens_logical=None if logical is None else torch.frombuffer(logical, dtype=torch.int32),
+        max_seqlen=max_seqlen,
+        seq_idx=torch.frombuffer(segments, dtype=torch.int32),
+        padding_mask=torch.frombuffer(padding, dtype=torch.bool),
+        loss_weights=None if weights is None else torch.frombuffer(weights, dtype=torch.float32),
+        num_loss_tokens=num_loss_tokens,
+        num_loss_tokens_global=num_loss_tokens_global,
+        num_segments=num_segments,
+        num_tokens=num_tokens,
+        num_repeated_packs=num_repeated_packs,
+        pack_indices=tuple(pack_indices),
+        fractional_weights=bool(is_fractional),
+    )
 
 
 def collate(
@@ -63,14 +110,14 @@ def collate(
     cu = boundaries(physical)
     total = int(cu[-1])
 
-    ids = _joined(rows.input_ids, np.int32)
+    ids = rows.input_ids
     on = rows.loss_mask
     if num_repeated_packs:
         on = on.copy()
         on[sum(rows.num_tokens[: len(rows.num_tokens) - num_repeated_packs]) :] = False
     weights = None
     if rows.loss_weight is not None:
-        weights = np.where(on, _joined(rows.loss_weight, np.float32), np.float32(0))
+        weights = np.where(on, rows.loss_weight, np.float32(0))
     labels = np.empty_like(ids)
     labels.fill(IGNORED)
     np.copyto(labels, ids, where=on)  # targets stand in runs, which it copies whole; np.where looks at each token
@@ -126,11 +173,6 @@ def _numbers(bits: int) -> NDArray[np.int32]:
     numbers = np.arange(1 << bits, dtype=np.int32)
     numbers.flags.writeable = False
     return numbers
-
-
-def _joined(parts: Sequence[memoryview], dtype: Any) -> NDArray[Any]:
-    """The values of several packs in one new array."""
-    return np.frombuffer(bytearray().join(parts), dtype=np.dtype(dtype).newbyteorder("<"))
 
 
 def _places(cu: NDArray[np.int32], logical: NDArray[np.int32], num_tokens: int) -> NDArray[np.int64] | slice:

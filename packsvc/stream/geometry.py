@@ -1,14 +1,14 @@
 """Refuses packs whose boundaries, mask and counts contradict each other: they would train silently wrong.
 
 Page checksums find bits that flipped on disk; this finds a shard that was written wrong, or by something else. It costs
-about a tenth of what decoding does. What it computes on the way, segments and mask without the padding tails, is what
-a batch is made of.
+about a tenth of what decoding does. What it computes on the way, segments and tokens without the padding tails, is what
+a batch is made of. `lay_row` of the compiled code makes the same checks.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NoReturn
 
@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packsvc.errors import DamageError
-from packsvc.shards import Packs
+from packsvc.shards import PackPages
 from packsvc.stream.rows import Rows
 
 
-def check_packs(packs: Packs, counts: NDArray[np.int64], name: Callable[[int], str]) -> Rows:
+def check_packs(packs: Sequence[PackPages], counts: NDArray[np.int64], name: Callable[[int], str]) -> Rows:
     """Check some packs against themselves and against their counts, and leave out their padding tails.
 
     Args:
@@ -35,8 +35,8 @@ def check_packs(packs: Packs, counts: NDArray[np.int64], name: Callable[[int], s
     def refuse(pack: int, otherwise: str) -> NoReturn:
         raise DamageError(f"{name(pack)}: {otherwise}; run `packsvc validate` and pack again")
 
-    cu, mask, sizes = packs.cu_seqlens, packs.loss_mask, packs.sizes
-    seq_len = mask.shape[1]
+    cu, masks = np.concatenate([pack.cu_seqlens for pack in packs]), [pack.loss_mask for pack in packs]
+    sizes, seq_len = [len(pack.cu_seqlens) for pack in packs], len(masks[0])
     num_segments, num_tokens, num_targets, squares = counts.T.tolist()
     # A few Python steps a pack are cheaper than numpy's price per call, which is paid for what has many values.
     starts = list(accumulate(sizes, initial=0))
@@ -55,14 +55,14 @@ def check_packs(packs: Packs, counts: NDArray[np.int64], name: Callable[[int], s
             refuse(pack, "cu_seqlens and num_tokens disagree")
 
     lengths = np.concatenate([steps[a : a + n] for a, n in zip(starts, num_segments, strict=False)])
-    on = np.concatenate([row[:n] for row, n in zip(mask, num_tokens, strict=True)])
+    on = np.concatenate([row[:n] for row, n in zip(masks, num_tokens, strict=True)])
     begins_with_loss = on[lengths.cumsum() - lengths]
     first = list(accumulate(num_segments, initial=0))
     if np.count_nonzero(begins_with_loss):
         refuse(bisect_right(first, int(begins_with_loss.argmax())) - 1, "a segment's first token has loss")
-    targets = [int(np.count_nonzero(row)) for row in mask]
+    targets = [int(np.count_nonzero(row)) for row in masks]
     if np.count_nonzero(on) != sum(targets):
-        tails = [bool(row[n:].any()) for row, n in zip(mask, num_tokens, strict=True)]
+        tails = [bool(row[n:].any()) for row, n in zip(masks, num_tokens, strict=True)]
         refuse(tails.index(True), "the padding tail has loss")
     if targets != num_targets:
         refuse(_first_other(targets, num_targets), "loss_mask and num_loss_tokens disagree")
@@ -70,14 +70,21 @@ def check_packs(packs: Packs, counts: NDArray[np.int64], name: Callable[[int], s
     if found != squares:
         refuse(_first_other(found, squares), "cu_seqlens and sum_squared_lengths disagree")
     return Rows(
-        input_ids=[values[: 4 * n] for values, n in zip(packs.input_ids, num_tokens, strict=True)],
+        input_ids=np.concatenate([pack.input_ids[:n] for pack, n in zip(packs, num_tokens, strict=True)]),
         loss_mask=on,
-        loss_weight=packs.loss_weight
-        and [values[: 4 * n] for values, n in zip(packs.loss_weight, num_tokens, strict=True)],
+        loss_weight=_weights(packs, num_tokens),
         lengths=lengths,
         num_segments=num_segments,
         num_tokens=num_tokens,
     )
+
+
+def _weights(packs: Sequence[PackPages], num_tokens: list[int]) -> NDArray[np.float32] | None:
+    """Of the real tokens; a pack without weights, in a mixture with others, has loss in full."""
+    if all(pack.loss_weight is None for pack in packs):
+        return None
+    weights = [pack.loss_mask.astype(np.float32) if pack.loss_weight is None else pack.loss_weight for pack in packs]
+    return np.concatenate([row[:n] for row, n in zip(weights, num_tokens, strict=True)])
 
 
 def _first_other(found: list[int], expected: list[int]) -> int:

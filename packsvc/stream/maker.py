@@ -8,19 +8,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packsvc.shards import COUNT_COLUMNS
+from packsvc.shards import COUNT_COLUMNS, PackPages
 from packsvc.stream.balance import balance
 from packsvc.stream.batch import PackedBatch, PackIndex
-from packsvc.stream.collate import RowShape, collate
+from packsvc.stream.collate import RowShape, collate, lay
 from packsvc.stream.epoch import Picks
+from packsvc.stream.geometry import check_packs
 from packsvc.stream.opening import Output
 from packsvc.stream.options import Unit
-from packsvc.stream.rows import Rows, arranged
+from packsvc.stream.rows import Rows
 from packsvc.stream.source import PackSource
+
+if TYPE_CHECKING:
+    from packsvc._native import PackContent
 
 _TARGETS, _SQUARES = COUNT_COLUMNS.index("num_loss_tokens"), COUNT_COLUMNS.index("sum_squared_lengths")
 _COLUMN_OF = {Unit.TOKENS: COUNT_COLUMNS.index("num_tokens"), Unit.LOSS_TOKENS: _TARGETS}
@@ -96,23 +101,27 @@ class BatchMaker:
         counts = self._counts(outputs, packs)
         chosen = [self._mine(picks, counts[i * size : (i + 1) * size]) + i * size for i, picks in enumerate(steps)]
         mine = np.concatenate(chosen)
-        rows = self._rows(outputs[mine], packs[mine], counts[mine])
-        names = self._names(outputs[mine], packs[mine])
+        outputs, packs, counted = outputs[mine], packs[mine], counts[mine]
+        contents = self._contents(outputs, packs, counted)
+        names = self._names(outputs, packs)
         share = len(mine) // len(steps)
         made = []
-        for i, (picks, part) in enumerate(zip(steps, rows.cut(share), strict=True)):
-            counted, num_repeated = counts[i * size : (i + 1) * size], 0
+        for i, picks in enumerate(steps):
+            rank, everyone = slice(i * share, (i + 1) * share), counts[i * size : (i + 1) * size]
+            num_repeated = 0
             if picks.num_repeated:
                 num_repeated = int(picks.repeated[chosen[i] - i * size].sum())
-                counted = counted * ~picks.repeated[:, np.newaxis]
-            batch = collate(
-                part,
-                shape=self._shape,
-                pack_indices=names[i * share : (i + 1) * share],
-                num_repeated_packs=num_repeated,
-                num_loss_tokens_global=int(counted[:, _TARGETS].sum()),
-            )
-            amounts = ~picks.repeated if self._unit is Unit.PACKS else counted[:, _COLUMN_OF[self._unit]]
+                everyone = everyone * ~picks.repeated[:, np.newaxis]
+            facts: dict[str, Any] = {
+                "shape": self._shape,
+                "pack_indices": names[rank],
+                "num_repeated_packs": num_repeated,
+                "num_loss_tokens_global": int(everyone[:, _TARGETS].sum()),
+            }
+            batch = None if contents is None else lay(contents[rank], counted[rank], **facts)
+            if batch is None:
+                batch = collate(self._rows(outputs[rank], packs[rank], counted[rank]), **facts)
+            amounts = ~picks.repeated if self._unit is Unit.PACKS else everyone[:, _COLUMN_OF[self._unit]]
             made.append(Made(step=picks.step, batch=batch, units=self._sums(amounts, picks.outputs)))
         return made
 
@@ -145,14 +154,27 @@ class BatchMaker:
             mine = mine[np.argsort(picks.repeated[mine], kind="stable")]
         return mine
 
-    def _rows(self, outputs: NDArray[np.int64], packs: NDArray[np.int64], counts: NDArray[np.int64]) -> Rows:
+    def _contents(
+        self, outputs: NDArray[np.int64], packs: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> list[PackContent] | None:
+        """The packs for `lay`; None where only `_rows` can read them."""
         if len(self._outputs) == 1:
-            return self._source(0).rows(packs, counts)
-        parts, places = [], []
+            return self._source(0).contents(packs, counts)
+        found: dict[int, PackContent] = {}
         for output, chosen in _by_output(outputs):
-            parts.append(self._source(output).rows(packs[chosen], counts[chosen]))
-            places.append(chosen.tolist())
-        return arranged(parts, places)
+            part = self._source(output).contents(packs[chosen], counts[chosen])
+            if part is None:
+                return None
+            found.update(zip(chosen.tolist(), part, strict=True))
+        return [found[place] for place in range(len(packs))]
+
+    def _rows(self, outputs: NDArray[np.int64], packs: NDArray[np.int64], counts: NDArray[np.int64]) -> Rows:
+        """The slow twin; says what is wrong with a pack."""
+        found: dict[int, PackPages] = {}
+        for output, chosen in _by_output(outputs):
+            found.update(zip(chosen.tolist(), self._source(output).pages(packs[chosen]), strict=True))
+        pages = [found[place] for place in range(len(packs))]
+        return check_packs(pages, counts, lambda i: self._source(int(outputs[i])).place(int(packs[i])))
 
     def _sums(self, amounts: NDArray[np.int64] | NDArray[np.bool_], outputs: NDArray[np.int64]) -> tuple[int, ...]:
         """What each output adds."""

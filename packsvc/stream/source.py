@@ -1,6 +1,6 @@
 """The packs of one output by number: counts first, rows after, each shard checked when it is first touched.
 
-Packs are read by their pages, in any order, all that are asked for decoded together; where anything about them is not
+Packs are read by their pages, in any order, all that are asked for opened together; where anything about them is not
 as usual, they are read again one by one, and what is wrong is named. What a shard needs in memory is its counts, where
 its pages are, and the small columns of the row groups in use. Where shards are kept in a cache, the first packs need
 not wait for whole shards: they are read by ranges while these are fetched. Safe under several threads, which may read
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,21 +23,22 @@ from numpy.typing import NDArray
 from packsvc.errors import DamageError
 from packsvc.shards import (
     COUNT_COLUMNS,
-    BatchDecoder,
     Manifest,
     PackPages,
-    Packs,
     PageReader,
     RawPack,
     RecentlyUsed,
     ShardReader,
     Unfamiliar,
+    native,
     num_boundaries,
+    open_packs,
 )
 from packsvc.storage import Store
 from packsvc.stream.cache import ShardCache
-from packsvc.stream.geometry import check_packs
-from packsvc.stream.rows import Rows
+
+if TYPE_CHECKING:
+    from packsvc._native import PackContent
 
 CACHE_BYTES = 64 << 20
 """What is kept in memory of each output beside the packs asked for: the small columns of row groups as they stand in
@@ -72,7 +73,6 @@ class PackSource:
         self._pool: ThreadPoolExecutor | None = None
         self._begun = False
         """Packs have been read: from now on, reading waits for the cache."""
-        self._decoder = BatchDecoder(manifest.seq_len)
         self._locks = [threading.Lock() for _ in self._readers]
         self._opened: OrderedDict[int, None] = OrderedDict()
         self._ready: set[int] = set()
@@ -110,22 +110,18 @@ class PackSource:
             values[places] = self._touch_for(shard, packs, places)[inside]
         return values
 
-    def rows(self, packs: NDArray[np.int64], counts: Counts) -> Rows:
-        """Packs by their manifest numbers, in the order asked for, repeats allowed.
+    def contents(self, packs: NDArray[np.int64], counts: Counts) -> list[PackContent] | None:
+        """Packs by their manifest numbers, in the order asked for, repeats allowed; opened together, for `lay_row`.
 
         Args:
             packs: At least one.
             counts: What `counts` gave for them.
 
-        Raises:
-            DamageError: A shard, a page or a pack is damaged; the message names shard and pack.
+        Returns:
+            None where something about them is not as usual: `pages` reads them, or says what is wrong.
         """
-        found = self._together(packs, counts) or self._one_by_one(packs)
-        self._begun = True
-        return check_packs(found, counts, lambda place: self._place(int(packs[place])))
-
-    def _together(self, packs: NDArray[np.int64], counts: Counts) -> Packs | None:
-        """All packs in one go; None where something about them is not as usual."""
+        if native is None:
+            return None
         raws: list[RawPack] = [_NOTHING] * len(packs)
         try:
             for shard, places, inside in self._by_shard(packs):
@@ -134,14 +130,20 @@ class PackSource:
                     return None
                 for place, raw in zip(places, read, strict=True):
                     raws[place] = raw
-            real, tokens = counts[:, :2].T.tolist()
-            return self._decoder.decode(raws, num_boundaries(real, tokens, self._seq_len))
+            segments, tokens = counts[:, :2].T.tolist()
+            found = open_packs(raws, num_boundaries(segments, tokens, self._seq_len), self._seq_len)
         except (Unfamiliar, DamageError):
             return None
+        self._begun = True
+        return found
 
-    def _one_by_one(self, packs: NDArray[np.int64]) -> Packs:
-        """The slow twin: shard by shard and page by page; what is damaged is fetched again, or named."""
-        found: list[PackPages | None] = [None] * len(packs)
+    def pages(self, packs: NDArray[np.int64]) -> list[PackPages]:
+        """The slow twin: shard by shard and page by page; what is damaged is fetched again, or named.
+
+        Raises:
+            DamageError: A shard or a page is damaged; the message names shard and pack.
+        """
+        found: dict[int, PackPages] = {}
         for shard, places, inside in self._by_shard(packs):
             counts = dict(zip(COUNT_COLUMNS, self._touch_for(shard, packs, places).T, strict=True))
             numbers = np.array(inside, dtype=np.int64)
@@ -149,9 +151,15 @@ class PackSource:
                 read = self._read(shard, partial(PageReader.read, packs=numbers, counts=counts))
             except DamageError as error:
                 raise DamageError(self._name(shard, packs[places], numbers, counts, error)) from error
-            for place, pages in zip(places, read, strict=True):
-                found[place] = pages
-        return Packs.of([pages for pages in found if pages is not None])
+            found.update(zip(places, read, strict=True))
+        self._begun = True
+        return [found[place] for place in range(len(packs))]
+
+    def place(self, pack: int) -> str:
+        """How an error calls a pack that cannot be used."""
+        shard = bisect_right(self._firsts, pack) - 1
+        where = self._readers[shard].shard.where
+        return f"pack {pack} cannot be used: {where}, pack {pack - self._firsts[shard]} of the shard"
 
     def close(self) -> None:
         """Let go of all files; what is being fetched is waited for."""
@@ -172,12 +180,6 @@ class PackSource:
             places.append(place)
             inside.append(pack - firsts[shard])
         return found.values()
-
-    def _place(self, pack: int) -> str:
-        """How errors call a pack."""
-        shard = bisect_right(self._firsts, pack) - 1
-        where = self._readers[shard].shard.where
-        return f"pack {pack} cannot be used: {where}, pack {pack - self._firsts[shard]} of the shard"
 
     def _touch_for(self, shard: int, packs: NDArray[np.int64], places: list[int]) -> Counts:
         try:

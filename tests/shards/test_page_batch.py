@@ -1,8 +1,10 @@
-"""Pages of many packs decoded together are what they are one by one, or are refused."""
+"""Pages of several packs opened together are what they are one by one, or are refused."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from packsvc.shards import BatchDecoder, PackPages, Packs, PageReader, RawPack, RecentlyUsed, ShardReader, Unfamiliar
-from packsvc.shards.page_batch import _frame_head
-from packsvc.shards.page_index import head_before_checksum, head_ends, page_head, varint, zigzag_bytes
+from packsvc.shards import PageReader, RawPack, RecentlyUsed, ShardReader, Unfamiliar, native, open_packs
+from packsvc.shards.page_index import page_head
+from packsvc.shards.page_values import CODECS
 from packsvc.storage import Store
 from packsvc.types import PackColumns
 from tests.shards.test_pages import PLAN_ID
 
+pytestmark = pytest.mark.skipif(native is None, reason="no C compiler was there to build packsvc._native")
+
 LENGTHS = [3000, 2000, 1096, 4096, 9, 3000] * 4
+ZSTD = CODECS[6]
 
 
 def paged(store: Store, entry: Any, seq_len: int) -> PageReader:
@@ -35,72 +40,73 @@ def raws_of(reader: PageReader, numbers: list[int]) -> list[RawPack]:
     return raws
 
 
-def same(one: Packs, other: Packs) -> bool:
-    """Equal in every value."""
-    weights = (one.loss_weight is None) == (other.loss_weight is None) and list(one.loss_weight or []) == list(
-        other.loss_weight or []
-    )
-    return (
-        list(one.input_ids) == list(other.input_ids)
-        and np.array_equal(one.loss_mask, other.loss_mask)
-        and one.loss_mask.dtype == other.loss_mask.dtype == np.bool_
-        and weights
-        and np.array_equal(one.cu_seqlens, other.cu_seqlens)
-        and list(one.sizes) == list(other.sizes)
-    )
+def one_by_one(raw: RawPack) -> list[bytes]:
+    """The content of each page."""
+    found = []
+    for page, codec in zip(raw.pages, raw.codecs, strict=True):
+        head = page_head(page)
+        assert head is not None
+        body = page[head.size :]
+        found.append(body if codec is None else codec.decompress(body, head.uncompressed, asbytes=True))
+    return found
+
+
+def contents(opened: Any) -> list[bytes]:
+    content, *places = opened
+    return [content[start:stop] for start, stop in pairwise(places)]
 
 
 @pytest.mark.parametrize("codec", ["zstd:1", "zstd:3", "none", "lz4", "snappy"])
 @pytest.mark.parametrize(("seq_len", "longest"), [(2500, 60), (4096, 900), (5001, 5001), (9000, 3000)])
 @pytest.mark.parametrize("weights", [False, True])
-def test_equals_the_slow_twin(
-    shard_in: Callable[..., Any], seq_len: int, longest: int, codec: str, weights: bool
-) -> None:
+def test_equals_one_by_one(shard_in: Callable[..., Any], seq_len: int, longest: int, codec: str, weights: bool) -> None:
     """Any packs in any order, many and few at a time; lengths that are no multiple of 8, several row groups."""
     lengths = np.random.default_rng(seq_len).integers(2, longest + 1, 60).tolist()
     store, entry, packs, _ = shard_in(lengths, seq_len, loss_weights=weights, compression=codec, group=3)
-    reader, decoder = paged(store, entry, seq_len), BatchDecoder(seq_len)
-    counts = reader.counts()
+    reader = paged(store, entry, seq_len)
     numbers = np.random.default_rng(1).permutation(packs.num_packs).tolist()
     for some in ([numbers[0]], numbers + numbers[:3], numbers[:2]):
-        found = decoder.decode(raws_of(reader, some), sizes_of(packs, some))
-        assert same(found, Packs.of(reader.read(np.array(some), counts)))
+        raws = raws_of(reader, some)
+        found = open_packs(raws, sizes_of(packs, some), seq_len)
+        assert [contents(pack) for pack in found] == [one_by_one(raw) for raw in raws]
 
 
-def test_one_decoder_reads_files_that_were_written_otherwise(shard_in: Callable[..., Any], tmp_path: Any) -> None:
-    """Codecs and levels in turn; packs of two codecs at once are left to the slow twin."""
-    decoder, mixed = BatchDecoder(4096), []
-    for codec in ("zstd:1", "none", "zstd:9", "lz4", "zstd:1"):
+def test_packs_of_two_codecs_are_left_to_the_slow_twin(shard_in: Callable[..., Any]) -> None:
+    mixed = []
+    for codec in ("zstd:1", "none"):
         store, entry, packs, _ = shard_in(LENGTHS, 4096, compression=codec)
-        reader = paged(store, entry, 4096)
-        numbers = list(range(packs.num_packs))
-        mixed.append(raws_of(reader, numbers)[0])
-        found = decoder.decode(raws_of(reader, numbers), sizes_of(packs, numbers))
-        assert same(found, Packs.of(reader.read(np.array(numbers), reader.counts())))
+        mixed += raws_of(paged(store, entry, 4096), [0])
     with pytest.raises(Unfamiliar):
-        decoder.decode(mixed[:2], sizes_of(packs, [0, 0]))
+        open_packs(mixed, sizes_of(packs, [0, 0]), 4096)
+
+
+def read(raws: list[RawPack], packs: PackColumns, numbers: list[int]) -> Any:
+    """A row of packs of 4096 tokens; None where they are refused."""
+    columns = (packs.num_segments, packs.num_tokens, packs.num_loss_tokens, packs.sum_squared_lengths)
+    counts = np.stack(columns, axis=1)[numbers].astype(np.int64)
+    try:
+        return native.lay_row(open_packs(raws, sizes_of(packs, numbers), 4096), counts, 4096, 1, 0, False, 0)
+    except Unfamiliar:
+        return None
 
 
 @pytest.mark.parametrize("codec", ["zstd:1", "none", "lz4"])
-@pytest.mark.parametrize("seen", [True, False])
-def test_a_flipped_bit_in_any_page_is_refused(shard_in: Callable[..., Any], codec: str, seen: bool) -> None:
-    """In headers too; by a decoder that knows the form of the pages, and by one that sees them for the first time."""
+def test_a_flipped_bit_in_any_page_is_refused(shard_in: Callable[..., Any], codec: str) -> None:
+    """In headers too: all their bits for small pages, many for large ones."""
     store, entry, packs, _ = shard_in(LENGTHS, 4096, compression=codec)
     numbers = list(range(5))
-    raws, sizes = raws_of(paged(store, entry, 4096), numbers), sizes_of(packs, numbers)
-    decoder = BatchDecoder(4096)
-    decoder.decode(raws, sizes)
+    raws = raws_of(paged(store, entry, 4096), numbers)
     rng = np.random.default_rng(2)
-    for round_ in range(240):
+    expected = read(raws, packs, numbers)
+    for round_ in range(900):
         pack, column = int(rng.integers(5)), int(rng.integers(3))
         page = bytearray(raws[pack].pages[column])
-        at = int(rng.integers(min(60, len(page)) if round_ % 2 else len(page)))
+        at = int(rng.integers(len(page))) if round_ % 3 == 0 else round_ % min(60, len(page))
         page[at] ^= 1 << int(rng.integers(8))
         bad = [RawPack(list(raw.pages), raw.codecs) for raw in raws]
         bad[pack].pages[column] = bytes(page)
-        with pytest.raises(Unfamiliar):
-            (decoder if seen else BatchDecoder(4096)).decode(bad, sizes)
-    decoder.decode(raws, sizes)
+        assert read(bad, packs, numbers) is None
+    assert read(raws, packs, numbers) == expected
 
 
 def test_another_number_of_boundaries_than_the_counts_say_is_refused(shard_in: Callable[..., Any]) -> None:
@@ -108,18 +114,19 @@ def test_another_number_of_boundaries_than_the_counts_say_is_refused(shard_in: C
     raws, (size,) = raws_of(paged(store, entry, 4096), [0]), sizes_of(packs, [0])
     for wrong in (size - 1, size + 1):
         with pytest.raises(Unfamiliar):
-            BatchDecoder(4096).decode(raws, [wrong])
+            open_packs(raws, [wrong], 4096)
 
 
 def test_pages_cut_short_or_exchanged_are_refused(shard_in: Callable[..., Any]) -> None:
     store, entry, packs, _ = shard_in(LENGTHS, 4096)
-    raws, sizes = raws_of(paged(store, entry, 4096), [0, 1]), sizes_of(packs, [0, 1])
-    decoder = BatchDecoder(4096)
-    decoder.decode(raws, sizes)
+    raws = raws_of(paged(store, entry, 4096), [0, 1])
+    assert read(raws, packs, [0, 1]) is not None
     ids, mask, bounds = raws[0].pages
-    for pages in ([ids[:-1], mask, bounds], [b"", mask, bounds], [mask, ids, bounds], [ids + b"\0", mask, bounds]):
-        with pytest.raises(Unfamiliar):
-            decoder.decode([RawPack(pages, raws[0].codecs), raws[1]], sizes)
+    for pages in (
+        [ids[:-1], mask, bounds], [b"", mask, bounds], [ids[:9], mask, bounds], [mask, ids, bounds],
+        [ids + b"\0", mask, bounds], [ids, mask, ids],
+    ):  # fmt: skip
+        assert read([RawPack(pages, raws[0].codecs), raws[1]], packs, [0, 1]) is None
 
 
 def test_pages_of_several_packs_are_left_to_the_slow_twin(shard_in: Callable[..., Any]) -> None:
@@ -127,49 +134,76 @@ def test_pages_of_several_packs_are_left_to_the_slow_twin(shard_in: Callable[...
     assert paged(store, entry, 64).fetch([0]) is None
 
 
-@given(st.integers(0, 1 << 27), st.integers(0, 1 << 30), st.integers(0, 1 << 30), st.integers(0, 2**32 - 1))
-@example(0, 0, 0, 0)
-@example(63, 64, 64, 127)
-def test_the_expected_header_is_what_the_parser_reads(body: int, uncompressed: int, count: int, crc: int) -> None:
-    """A header of any numbers; its size is found from that of the page."""
-    field = zigzag_bytes(crc)
-    first, after = head_ends(uncompressed, count)
-    header = first + zigzag_bytes(body) + b"\x15" + field + after
-    parsed = page_head(header)
-    assert parsed is not None
-    assert parsed == (len(header), uncompressed, body, crc, count)
-    before = head_before_checksum(len(header) + body, first, len(field + after))
-    assert before + field + after == header
+def number(value: int) -> bytes:
+    """An integer of Thrift's compact protocol."""
+    value = (value << 1) ^ (value >> 63)
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
 
 
-@given(st.integers(0, 2**32 - 1))
-@example(2**31)
-@example(2**28)
-def test_zigzag_bytes_are_read_back(value: int) -> None:
-    assert varint(zigzag_bytes(value)) & 0xFFFFFFFF == value
+def page_of(body: bytes, *, uncompressed: int, num_values: int, crc: int | None = None) -> bytes:
+    """A page as Arrow writes it."""
+    said = zlib.crc32(body) if crc is None else crc
+    signed = said - (1 << 32) if said >> 31 else said
+    return (
+        b"\x15\x00\x15" + number(uncompressed) + b"\x15" + number(len(body)) + b"\x15" + number(signed)
+        + b"\x1c\x15" + number(num_values) + b"\x15\x00\x15\x06\x15\x06\x00\x00" + body
+    )  # fmt: skip
+
+
+@given(st.binary(max_size=300), st.integers(0, 1200), st.integers(0, 400))
+@example(b"", 0, 0)
+@example(b"a", 1024, 0)
+def test_a_header_of_any_numbers_is_read(body: bytes, uncompressed: int, num_values: int) -> None:
+    """As the parser reads it; what a page may hold is bounded by its number of values."""
+    page = page_of(body, uncompressed=uncompressed, num_values=num_values)
+    head = page_head(page)
+    assert head is not None
+    assert page[head.size :] == body
+    opened = native.open_pages([page], [num_values], False)
+    fits = uncompressed <= 4 * num_values + 1024
+    assert opened == ((body, [len(body)], [uncompressed]) if fits else None)
+    assert native.open_pages([page], [num_values + 1], False) is None
+    wrong = page_of(body, uncompressed=uncompressed, num_values=num_values, crc=zlib.crc32(body) ^ 0x8000)
+    assert native.open_pages([wrong], [num_values], False) is None
 
 
 @settings(max_examples=40)
 @given(st.sampled_from([1, 200, 255, 256, 257, 65_791, 65_792, 70_000, 600_000]), st.integers(1, 5))
-def test_a_frame_head_says_the_size(size: int, level: int) -> None:
+def test_a_frame_must_say_the_size_that_the_header_says(size: int, level: int) -> None:
     codec = pa.Codec("zstd", compression_level=level)
     frame = codec.compress(np.random.default_rng(size).integers(0, 9, size, dtype=np.uint8).tobytes(), asbytes=True)
-    head = _frame_head(frame, size)
-    assert frame.startswith(head)
-    assert 6 <= len(head) <= 14
-    for wrong in (size - 1, size + 1):
-        with pytest.raises(Unfamiliar):
-            _frame_head(frame, wrong)
-    with pytest.raises(Unfamiliar):
-        _frame_head(b"\0" + frame, size)
+    for said in (size - 1, size, size + 1, size + 256, size + 65_536):
+        page = page_of(frame, uncompressed=said, num_values=said)
+        assert (native.open_pages([page], [said], True) is not None) == (said == size)
+    for other in (b"\0" + frame, frame[:4], b"", b"\x50\x2a\x4d\x18" + frame[4:]):
+        assert native.open_pages([page_of(other, uncompressed=size, num_values=size)], [size], True) is None
 
 
-def test_packs_decoded_one_by_one_stand_side_by_side() -> None:
-    ids, mask = np.arange(6, dtype=np.int32).reshape(2, 3), np.array([[0, 1, 0], [0, 0, 1]], dtype=np.bool_)
-    cu = [np.array([0, 3], dtype=np.int32), np.array([0, 2, 3], dtype=np.int32)]
-    packs = Packs.of([PackPages(ids[i], mask[i], None, cu[i]) for i in range(2)])
-    assert [bytes(row) for row in packs.input_ids] == [ids[0].tobytes(), ids[1].tobytes()]
-    assert packs.loss_mask.tolist() == mask.tolist()
-    assert packs.cu_seqlens.tolist() == [0, 3, 0, 2, 3]
-    assert packs.sizes == [2, 3]
-    assert packs.loss_weight is None
+@given(st.binary(max_size=400))
+@example(bytes(64))
+@example(bytes(79) + b"\1")
+@example(bytes(range(256)) * 3)
+def test_checksums_are_those_of_zlib(data: bytes) -> None:
+    assert native.crc32(data) == zlib.crc32(data)
+    assert native.crc32(data * 7) == zlib.crc32(data * 7)
+
+
+@given(st.lists(st.binary(max_size=80), max_size=4), st.booleans())
+def test_pages_of_anything_are_refused(pages: list[bytes], is_zstd: bool) -> None:
+    expected = (b"", [], []) if not pages else None
+    assert native.open_pages(pages, [8] * len(pages), is_zstd) == expected
+    start = b"\x15\x00\x15\x10\x15"
+    assert native.open_pages([start + page for page in pages], [8] * len(pages), is_zstd) == expected
+
+
+def test_wrong_arguments_are_errors() -> None:
+    with pytest.raises(ValueError):
+        native.open_pages([b""], [], True)
+    with pytest.raises(TypeError):
+        native.open_pages([""], [1], True)
+    with pytest.raises(TypeError):
+        native.open_pages([b""], ["1"], True)

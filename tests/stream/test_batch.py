@@ -26,11 +26,11 @@ def rows_of(packs: list[PackColumns]) -> Rows:
     num_tokens = [int(pack.num_tokens[0]) for pack in packs]
     num_segments = [int(pack.num_segments[0]) for pack in packs]
     pairs = list(zip(packs, num_tokens, strict=True))
-    weights = [memoryview(pack.loss_weight[0, :n]).cast("B") for pack, n in pairs if pack.loss_weight is not None]
+    weights = [pack.loss_weight[0, :n] for pack, n in pairs if pack.loss_weight is not None]
     return Rows(
-        input_ids=[memoryview(pack.input_ids[0, :n]).cast("B") for pack, n in pairs],
+        input_ids=np.concatenate([pack.input_ids[0, :n] for pack, n in pairs]),
         loss_mask=np.concatenate([pack.loss_mask[0, :n] for pack, n in pairs]),
-        loss_weight=weights or None,
+        loss_weight=np.concatenate(weights) if weights else None,
         lengths=np.concatenate(
             [np.diff(pack.cu_seqlens[: n + 1]) for pack, n in zip(packs, num_segments, strict=True)]
         ),

@@ -210,12 +210,12 @@ def test_a_harmless_rewrite_is_no_damage(out: Written):
 
 def test_a_shard_that_changed_while_it_was_read_is_noticed_when_opened_again(out: Written):
     source = PackSource(Store(out.path), out.manifest)
-    counts = source.counts(np.array([0, 3]))
-    source.rows(np.array([0]), counts[:1])
+    source.counts(np.array([0, 3]))
+    source.pages(np.array([0]))
     source.close()
     os.truncate(shard_path(out, 0), 100)
     with pytest.raises(DamageError, match="100 bytes"):
-        source.rows(np.array([3]), counts[1:])
+        source.pages(np.array([3]))
 
 
 def test_the_cache_lets_go_of_the_oldest_and_keeps_the_newest():

@@ -1,4 +1,4 @@
-"""Packs that contradict themselves are refused, whatever the contradiction, and no others."""
+"""Packs that contradict themselves are refused, whatever the contradiction, and no others; by compiled code too."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from packsvc.assemble import assemble
 from packsvc.errors import DamageError
 from packsvc.plan import place
-from packsvc.shards import COUNT_COLUMNS, PackPages, Packs
+from packsvc.shards import COUNT_COLUMNS, PackPages, native
 from packsvc.stream.geometry import check_packs
+from tests.stream.contents import content_of
 from tests.stream.outputs import PAD, encoded
 
 SEQ_LEN = 16
@@ -55,6 +56,12 @@ def packs_of(lengths: list[int]) -> tuple[list[PackPages], np.ndarray]:
     return packs, np.stack([getattr(columns, name) for name in COUNT_COLUMNS], axis=1).astype(np.int64)
 
 
+def laid(packs: list[PackPages], counts: np.ndarray) -> object:
+    """What the compiled code says of packs."""
+    contents = [content_of(pack.input_ids, pack.loss_mask, pack.cu_seqlens, pack.loss_weight) for pack in packs]
+    return native.lay_row(contents, counts, SEQ_LEN, 1, PAD, False, 0)
+
+
 @settings(max_examples=300)
 @given(st.lists(st.integers(2, 16), min_size=1, max_size=12), st.data())
 def test_a_change_anywhere_is_refused_where_it_contradicts(lengths: list[int], data: st.DataObject):
@@ -76,16 +83,19 @@ def test_a_change_anywhere_is_refused_where_it_contradicts(lengths: list[int], d
         if contradicts(pack.cu_seqlens.tolist(), pack.loss_mask.tolist(), counts[i].tolist())
     ]
     if bad:
+        if native is not None:
+            assert laid(packs, counts) is None
         with pytest.raises(DamageError, match=rf"^pack-{bad[0]}: .*run `packsvc validate` and pack again"):
-            check_packs(Packs.of(packs), counts, lambda i: f"pack-{i}")
+            check_packs(packs, counts, lambda i: f"pack-{i}")
         return
-    rows = check_packs(Packs.of(packs), counts, lambda i: f"pack-{i}")
+    if native is not None:
+        assert laid(packs, counts) is not None
+    rows = check_packs(packs, counts, lambda i: f"pack-{i}")
     ends = [0, *np.cumsum(rows.num_tokens).tolist()]
     for pack, (start, stop) in zip(packs, pairwise(ends), strict=True):
         assert np.array_equal(rows.loss_mask[start:stop], pack.loss_mask[: stop - start])
-    assert b"".join(rows.input_ids) == b"".join(
-        pack.input_ids[:n].tobytes() for pack, n in zip(packs, rows.num_tokens, strict=True)
-    )
+    ids = [pack.input_ids[:n] for pack, n in zip(packs, rows.num_tokens, strict=True)]
+    assert np.array_equal(rows.input_ids, np.concatenate(ids))
     assert rows.lengths.tolist() == [
         b - a
         for pack, n in zip(packs, rows.num_segments, strict=True)
@@ -113,7 +123,7 @@ def test_what_contradicts_what_is_named(change, message: str):
     ids, cu = np.arange(SEQ_LEN, dtype=np.int32), np.array([0, 5, 9, 14, 16], dtype=np.int32)
     packs = [PackPages(ids, mask.copy(), None, cu.copy()) for _ in range(3)]
     counts = np.tile(np.array([3, 14, 3, 25 + 16 + 25], dtype=np.int64), (3, 1))
-    check_packs(Packs.of(packs), counts, str)
+    check_packs(packs, counts, str)
     change(packs, counts)
     with pytest.raises(DamageError, match=f"^1: {message}"):
-        check_packs(Packs.of(packs), counts, str)
+        check_packs(packs, counts, str)

@@ -1,4 +1,4 @@
-"""Reading many packs at once gives what reading them one by one does, and no error comes sooner for it."""
+"""Reading several packs at once gives what reading them one by one does, and no error comes sooner for it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packsvc.errors import DamageError
+from packsvc.shards import native
 from packsvc.storage import Store
 from packsvc.stream import PackStream
 from packsvc.stream.epoch import runs
 from packsvc.stream.prefetch import prefetch
-from packsvc.stream.rows import Rows, arranged
 from packsvc.stream.source import PackSource
 from tests.stream.oracle import fields_of, slow_batch
 from tests.stream.outputs import Written, write_output
@@ -29,20 +29,24 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return write_output(tmp_path_factory.mktemp("long"), [8, 3, 8], seq_len=SEQ_LEN, mean_length=300)
 
 
+compiled = pytest.mark.skipif(native is None, reason="no C compiler was there to build packsvc._native")
+
+
 def refuse(*_: object) -> None:
     raise AssertionError("read in the other way")
 
 
+@compiled
 @pytest.mark.parametrize("options", [{}, {"layout": "padded"}, {"align": 4}, {"remainder": "pad", "world_size": 3}])
 @pytest.mark.parametrize("threads", [0, 2])
 def test_equals_reading_one_by_one(long: Written, monkeypatch: pytest.MonkeyPatch, options: dict, threads: int):
     """And the oracle, token by token."""
     options = {"rank": 0, "world_size": 1, "batch_packs": 2, "threads": threads, **options}
     with monkeypatch.context() as patch:
-        patch.setattr(PackSource, "_one_by_one", refuse)
+        patch.setattr(PackSource, "pages", refuse)
         together = [fields_of(batch) for batch in PackStream(long.path, **options)]
     with monkeypatch.context() as patch:
-        patch.setattr(PackSource, "_together", lambda *_: None)
+        patch.setattr("packsvc.stream.source.native", None)
         assert [fields_of(batch) for batch in PackStream(long.path, **options)] == together
     first = together[0]
     slow = slow_batch(
@@ -54,20 +58,22 @@ def test_equals_reading_one_by_one(long: Written, monkeypatch: pytest.MonkeyPatc
     assert all(first[name] == slow[name] for name in ("input_ids", "labels", "position_ids", "seq_idx", "cu_seqlens"))
 
 
+@compiled
 def test_weights_are_read_together_too(tmp_path, monkeypatch: pytest.MonkeyPatch):
     out = write_output(tmp_path / "o", [5], seq_len=SEQ_LEN, mean_length=300, weights=True)
     with monkeypatch.context() as patch:
-        patch.setattr(PackSource, "_one_by_one", refuse)
+        patch.setattr(PackSource, "pages", refuse)
         together = [fields_of(batch) for batch in PackStream(out.path, batch_packs=2)]
-    monkeypatch.setattr(PackSource, "_together", lambda *_: None)
+    monkeypatch.setattr("packsvc.stream.source.native", None)
     assert together[0]["loss_weights"] is not None
     assert [fields_of(batch) for batch in PackStream(out.path, batch_packs=2)] == together
 
 
+@compiled
 def test_a_mixture_is_read_together_too(long: Written, tmp_path, monkeypatch: pytest.MonkeyPatch):
     other = write_output(tmp_path / "o", [9], seq_len=SEQ_LEN, mean_length=200, seed=4)
     outputs = {long.path: long, other.path: other}
-    monkeypatch.setattr(PackSource, "_one_by_one", refuse)
+    monkeypatch.setattr(PackSource, "pages", refuse)
     seen = 0
     for batch in PackStream([(long.path, 0.6), (other.path, 0.4)], unit="packs", batch_packs=3):
         packs = [list(outputs.values())[output].packs[number] for output, number in batch.pack_indices]
@@ -75,6 +81,28 @@ def test_a_mixture_is_read_together_too(long: Written, tmp_path, monkeypatch: py
         assert all(found[name] == slow[name] for name in ("input_ids", "labels", "position_ids", "cu_seqlens"))
         seen += len({output for output, _ in batch.pack_indices}) > 1
     assert seen
+
+
+def test_outputs_with_and_without_weights_are_mixed(long: Written, tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """Targets of the one without weigh 1; the others keep theirs."""
+    other = write_output(tmp_path / "o", [9], seq_len=SEQ_LEN, mean_length=200, weights=True)
+    mixture = [(long.path, 0.5), (other.path, 0.5)]
+    found = [fields_of(batch) for batch in PackStream(mixture, batch_packs=4)]
+    both = 0
+    for batch in found:
+        if len({output for output, _ in batch["pack_indices"]}) == 1:
+            continue
+        both += 1
+        expected = []
+        for output, number in batch["pack_indices"]:
+            pack = [long, other][output].packs[number]
+            weight = pack.loss_mask if pack.loss_weight is None else pack.loss_weight
+            expected += weight[0, : int(pack.num_tokens[0])].astype(float).tolist()
+        assert batch["loss_weights"] == expected
+        assert batch["fractional_weights"]
+    assert both
+    monkeypatch.setattr("packsvc.stream.source.native", None)
+    assert [fields_of(batch) for batch in PackStream(mixture, batch_packs=4)] == found
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -101,15 +129,14 @@ def opened(out: Written) -> PackSource:
     return PackSource(Store(out.path), out.manifest)
 
 
+@compiled
 def test_what_is_kept_of_a_shard_is_not_kept_when_it_is_opened_again(long: Written):
     source = opened(long)
     packs = np.array([3, 0])
     counts = source.counts(packs)
-    before = source.rows(packs, counts)
+    before = source.contents(packs, counts)
     source.close()
-    again = source.rows(packs, counts)
-    assert np.array_equal(before.loss_mask, again.loss_mask)
-    assert [bytes(row) for row in before.input_ids] == [bytes(row) for row in again.input_ids]
+    assert source.contents(packs, counts) == before
 
 
 @given(st.integers(0, 300), st.integers(1, 7), st.integers(1, 1 << 19))
@@ -126,31 +153,3 @@ def test_the_first_item_is_made_by_whoever_asks():
     assert names[0] == threading.current_thread().name
     assert all(name.startswith("packsvc-read") for name in names[1:])
     assert list(prefetch(lambda item: item, [], threads=2)) == []
-
-
-def rows_of(numbers: list[int]) -> Rows:
-    """Packs that are told apart by every value: pack n has n tokens in two segments."""
-    return Rows(
-        input_ids=[np.full(n, n, dtype=np.int32).data.cast("B") for n in numbers],
-        loss_mask=np.concatenate([np.arange(n) >= 1 for n in numbers]),
-        loss_weight=None,
-        lengths=np.array([part for n in numbers for part in (1, n - 1)], dtype=np.int32),
-        num_segments=[2] * len(numbers),
-        num_tokens=list(numbers),
-    )
-
-
-def plain(rows: Rows) -> tuple[object, ...]:
-    ids = [bytes(row) for row in rows.input_ids]
-    return ids, rows.loss_mask.tolist(), rows.lengths.tolist(), list(rows.num_segments), list(rows.num_tokens)
-
-
-@given(st.lists(st.tuples(st.integers(2, 9), st.integers(0, 2)), min_size=1, max_size=12), st.integers(1, 4))
-def test_rows_are_cut_and_arranged(packs: list[tuple[int, int]], size: int):
-    numbers = [number for number, _ in packs]
-    cuts = [plain(part) for part in rows_of(numbers).cut(size)]
-    assert cuts == [plain(rows_of(numbers[i : i + size])) for i in range(0, len(numbers), size)]
-    outputs = sorted({output for _, output in packs})
-    places = [[i for i, (_, mine) in enumerate(packs) if mine == output] for output in outputs]
-    parts = [rows_of([numbers[i] for i in where]) for where in places]
-    assert plain(arranged(parts, places)) == plain(rows_of(numbers))

@@ -1,0 +1,71 @@
+"""The inner loops of the reader, compiled: see `_native.c`. Absent where no C compiler was there to build it."""
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+PackContent: TypeAlias = tuple[bytes, int, int, int, int] | tuple[bytes, int, int, int, int, int]
+
+def crc32(data: bytes, /) -> int:
+    """As `zlib.crc32`."""
+
+def open_pages(
+    pages: list[bytes], num_values: list[int], is_zstd: bool, /
+) -> tuple[bytes, list[int], list[int]] | None:
+    """Read the headers of some pages, verify their checksums, and join their bodies.
+
+    Args:
+        pages: With headers: data pages of version 1, PLAIN values, RLE levels, no statistics.
+        num_values: Of each, as its header must say.
+        is_zstd: Each body is a zstd frame, whose head must say the size that the page's header says.
+
+    Returns:
+        The bodies, one after the other, the size of each, and the size of what is compressed in it; None where a page
+        is otherwise.
+    """
+
+def lay_row(
+    packs: list[PackContent],
+    counts: NDArray[np.int64],
+    seq_len: int,
+    align: int,
+    pad_id: int,
+    padded: bool,
+    num_repeated: int,
+    /,
+) -> (
+    tuple[
+        bytearray,
+        bytearray,
+        bytearray,
+        bytearray,
+        bytearray,
+        bytearray,
+        bytearray | None,
+        bytearray | None,
+        int,
+        int,
+        int,
+        int,
+        int,
+    ]
+    | None
+):
+    """Hold some packs to their counts, and lay them into one row.
+
+    Args:
+        packs: For each, the content of its pages (input_ids, loss_mask, cu_seqlens, and loss_weight where there is
+            one), where each begins and where the last ends.
+        counts: (packs, 4) int64, in the order of `COUNT_COLUMNS`.
+        seq_len: Tokens in a pack, padding with them.
+        align: Segments are padded to a multiple of it.
+        pad_id: The id of padding.
+        padded: Whether each pack is padded to `seq_len`.
+        num_repeated: So many packs at the end get no targets.
+
+    Returns:
+        input_ids, position_ids, labels, seq_idx (int32), padding_mask (bool), cu_seqlens, cu_seqlens_logical (int32;
+        None: as cu_seqlens), loss_weights (float32; None where no pack has any); max_seqlen, targets, segments, real
+        tokens, and 1 where a target's weight is not 1. None where a pack contradicts itself or its counts.
+    """
