@@ -1,9 +1,10 @@
-/* The inner loops of the reader: pages opened, and packs laid into the row of a batch.
+/* Inner loops that numpy has no words for: pages opened, packs laid into the row of a batch, lengths placed into bins.
 
-Compiled because Python and numpy cost more here, call by call, than decompressing does. Everything is checked as their
-twins in `shards/page_values.py`, `stream/geometry.py` and `stream/collate.py` check it. Whatever is not as expected
-makes the answer None, never an error: whoever asked goes to the twins, which read it or say what is wrong with it.
-Both functions let other threads run while they work. They keep no state.
+For the reader Python and numpy cost more, call by call, than decompressing does; and each length that is placed moves
+a cursor of its own. Everything has a twin in numpy, and is checked as the twin checks it: `shards/page_values.py`,
+`stream/geometry.py`, `stream/collate.py`, `plan/decreasing.py`. Where pages and packs are not as expected the answer is
+None, never an error: whoever asked goes to the twin, which reads them or says what is wrong with them. All functions
+let other threads run while they work. They keep no state.
 
 Built against the stable ABI: one library for every Python from 3.11.
 */
@@ -630,6 +631,135 @@ done:
     return result;
 }
 
+/* --- lengths ---------------------------------------------------------------------------------------------------- */
+
+/* A contiguous array of 4 or 8 byte integers; the caller sees to it that they are integers. */
+static int integers_in(PyObject *object, Py_buffer *buffer, int flags)
+{
+    if (PyObject_GetBuffer(object, buffer, PyBUF_C_CONTIGUOUS | flags) < 0)
+        return 0;
+    if (buffer->itemsize == 4 || buffer->itemsize == 8)
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "integers of 4 or 8 bytes");
+    PyBuffer_Release(buffer);
+    return 0;
+}
+
+#define LENGTH(buffer, i) ((buffer).itemsize == 4 ? ((const int32_t *)(buffer).buf)[i] : ((const int64_t *)(buffer).buf)[i])
+
+static PyObject *count_lengths(PyObject *self, PyObject *args)
+{
+    PyObject *lengths_object, *table_object;
+    Py_buffer lengths, table;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OO", &lengths_object, &table_object) || !integers_in(lengths_object, &lengths, 0))
+        return NULL;
+    if (!integers_in(table_object, &table, PyBUF_WRITABLE)) {
+        PyBuffer_Release(&lengths);
+        return NULL;
+    }
+    int64_t count = lengths.len / lengths.itemsize, size = table.len / 8, *counts = table.buf;
+    int is_well = table.itemsize == 8;
+    if (is_well) {
+        Py_BEGIN_ALLOW_THREADS
+        for (int64_t i = 0; is_well && i < count; i++) {
+            int64_t length = LENGTH(lengths, i);
+            is_well = length >= 0 && length < size;
+            if (is_well)
+                counts[length]++;
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&lengths);
+    PyBuffer_Release(&table);
+    if (is_well)
+        Py_RETURN_NONE;
+    PyErr_SetString(PyExc_ValueError, "a table of int64 with a place for every length");
+    return NULL;
+}
+
+/* Where the next segment of a length goes. */
+typedef struct {
+    int32_t bin, left, per_bin; /* so many more into this bin, and into each after it */
+    int32_t bins; /* of the line, this one with them */
+    int32_t line; /* the one after it */
+} Cursor;
+
+/* Goes on to the next line of a length; 0 where the plan has no more. */
+static int next_line(Cursor *cursor, int64_t length, const int64_t *lines, int64_t num_lines)
+{
+    const int64_t *line = lines + 4 * (int64_t)cursor->line;
+    if (cursor->line >= num_lines || line[0] != length)
+        return 0;
+    cursor->bin = (int32_t)line[1], cursor->bins = (int32_t)line[2];
+    cursor->left = cursor->per_bin = (int32_t)line[3];
+    cursor->line++;
+    return 1;
+}
+
+/* The bin for the next segment of a length. No branch for what comes without a pattern: when a bin is full. */
+static int32_t next_bin(Cursor *cursor)
+{
+    int32_t bin = cursor->bin, is_full = cursor->left == 1;
+    cursor->left += is_full * cursor->per_bin - 1;
+    cursor->bin += is_full;
+    cursor->bins -= is_full;
+    return bin;
+}
+
+static PyObject *place_lengths(PyObject *self, PyObject *args)
+{
+    PyObject *objects[4];
+    Py_buffer buffers[4];
+    int held = 0, is_well = 1;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOO", &objects[0], &objects[1], &objects[2], &objects[3]))
+        return NULL;
+    while (held < 4 && integers_in(objects[held], &buffers[held], held == 3 ? PyBUF_WRITABLE : 0))
+        held++;
+    Cursor *cursors = NULL;
+    if (held < 4)
+        goto done;
+    Py_buffer lengths = buffers[0];
+    const int64_t *lines = buffers[1].buf, *first_line = buffers[2].buf;
+    int64_t *bins = buffers[3].buf;
+    int64_t count = lengths.len / lengths.itemsize, num_lines = buffers[1].len / 32, size = buffers[2].len / 8;
+    is_well = buffers[1].itemsize == 8 && buffers[2].itemsize == 8 && buffers[3].itemsize == 8
+              && buffers[3].len == 8 * count && num_lines < INT32_MAX;
+    for (int64_t i = 0; is_well && i < num_lines; i++) /* what an int32 holds, and nothing empty */
+        for (int k = 1; k < 4; k++)
+            is_well = is_well && lines[4 * i + k] >= (k > 1) && lines[4 * i + k] < INT32_MAX;
+    cursors = is_well ? PyMem_Calloc((size_t)size + 1, sizeof(Cursor)) : NULL;
+    if (is_well && !cursors) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if (is_well) {
+        Py_BEGIN_ALLOW_THREADS
+        for (int64_t i = 0; is_well && i < size; i++) {
+            is_well = first_line[i] >= 0 && first_line[i] <= num_lines;
+            cursors[i].line = (int32_t)first_line[i];
+        }
+        for (int64_t i = 0; is_well && i < count; i++) {
+            int64_t length = LENGTH(lengths, i);
+            is_well = length >= 0 && length < size
+                      && (cursors[length].bins || next_line(&cursors[length], length, lines, num_lines));
+            if (is_well)
+                bins[i] = next_bin(&cursors[length]);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    if (!is_well)
+        PyErr_SetString(PyExc_ValueError, "a plan of these lengths, in int64, with numbers below 2^31");
+done:
+    PyMem_Free(cursors);
+    while (held)
+        PyBuffer_Release(&buffers[--held]);
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *crc32(PyObject *self, PyObject *object)
 {
     Bytes bytes;
@@ -644,13 +774,16 @@ static PyMethodDef methods[] = {
     {"open_pages", open_pages, METH_VARARGS, "open_pages(pages, num_values, is_zstd)\n\nSee _native.pyi."},
     {"lay_row", lay_row, METH_VARARGS,
      "lay_row(packs, counts, seq_len, align, pad_id, padded, num_repeated)\n\nSee _native.pyi."},
+    {"count_lengths", count_lengths, METH_VARARGS, "count_lengths(lengths, counts)\n\nSee _native.pyi."},
+    {"place_lengths", place_lengths, METH_VARARGS,
+     "place_lengths(lengths, lines, first_line, bins)\n\nSee _native.pyi."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyModuleDef_Slot slots[] = {{0, NULL}};
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "packsvc._native", "Compiled inner loops of the reader.", 0, methods, slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "packsvc._native", "Compiled inner loops.", 0, methods, slots, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__native(void)

@@ -1,6 +1,6 @@
-"""The inner loops of the reader, compiled: see `_native.c`. Absent where no C compiler was there to build it."""
+"""Inner loops, compiled: see `_native.c`. Absent where no C compiler was there to build it."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,4 +68,35 @@ def lay_row(
         input_ids, position_ids, labels, seq_idx (int32), padding_mask (bool), cu_seqlens, cu_seqlens_logical (int32;
         None: as cu_seqlens), loss_weights (float32; None where no pack has any); max_seqlen, targets, segments, real
         tokens, and 1 where a target's weight is not 1. None where a pack contradicts itself or its counts.
+    """
+
+def count_lengths(lengths: NDArray[np.integer[Any]], counts: NDArray[np.int64], /) -> None:
+    """Count lengths into a table.
+
+    Args:
+        lengths: (n,) int32 or int64.
+        counts: (longest + 1,) to which they are added.
+
+    Raises:
+        ValueError: A length has no place in the table.
+    """
+
+def place_lengths(
+    lengths: NDArray[np.integer[Any]],
+    lines: NDArray[np.int64],
+    first_line: NDArray[np.int64],
+    bins: NDArray[np.int64],
+    /,
+) -> None:
+    """Place lengths by a plan of their histogram; among equal lengths by index.
+
+    Args:
+        lengths: (n,) int32 or int64.
+        lines: (lines, 4) of length, first bin, bins from there on, and segments in each; the lines of a length stand
+            together, in the order in which they are filled.
+        first_line: (longest + 1,) for each length its first line.
+        bins: (n,) is filled with the bin of each length.
+
+    Raises:
+        ValueError: The plan is not one of these lengths, or has numbers from 2^31 on.
     """

@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": BASE,
     "sources": FIRST,
     "encode": FIRST,
-    "plan": BASE,
+    "plan": BASE | COMPILED,
     "assemble": BASE,
     "shards": MIDDLE | COMPILED,
     "run": SHARDS | {"cluster"},
