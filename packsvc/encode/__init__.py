@@ -8,16 +8,17 @@ transformers and tokenizers; fastokens, if it is there and agrees, makes the ids
 """
 
 from packsvc.encode.audit import TemplateAudit, audit_template
-from packsvc.encode.building import merge_batches
 from packsvc.encode.collecting import collect_new, collector_paused
 from packsvc.encode.encoder import Encoder
 from packsvc.encode.explaining import TokenNote
+from packsvc.encode.merging import BatchMerger, merge_batches
 from packsvc.encode.opening import load_encoder, open_encoder
 from packsvc.encode.render import Renderer
 from packsvc.encode.rendered import Decisions, Rendered, RowRefused, Span
 from packsvc.encode.tokenizer import LoadedTokenizer, fingerprint, load_tokenizer, read_fingerprint
 
 __all__ = [
+    "BatchMerger",
     "Decisions",
     "Encoder",
     "LoadedTokenizer",

@@ -170,29 +170,5 @@ def record_text(raw: RawRow | None) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def merge_batches(batches: Sequence[EncodedBatch]) -> EncodedBatch:
-    """One batch of all segments, in order, with counts summed."""
-    if len(batches) == 1:
-        return batches[0]
-    counts = Counts()
-    for batch in batches:
-        counts.add(batch.counts)
-    weights = [batch.loss_weight for batch in batches if batch.loss_weight is not None]
-    starts = np.cumsum([0, *(len(batch.input_ids) for batch in batches)], dtype=np.int64)
-    offsets = [batch.offsets[:-1] + start for batch, start in zip(batches, starts[:-1], strict=True)]
-    return EncodedBatch(
-        input_ids=_joined([batch.input_ids for batch in batches], np.int32),
-        loss_mask=_joined([batch.loss_mask for batch in batches], np.bool_),
-        loss_weight=_joined(weights, np.float32) if len(weights) == len(batches) and weights else None,
-        offsets=np.concatenate([*offsets, starts[-1:]]),
-        file=_joined([batch.file for batch in batches], np.int32),
-        row=_joined([batch.row for batch in batches], np.int64),
-        part=_joined([batch.part for batch in batches], np.int32),
-        split=_joined([batch.split for batch in batches], np.int16),
-        rejects=[reject for batch in batches for reject in batch.rejects],
-        counts=counts,
-    )
-
-
 def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype)

@@ -2,8 +2,9 @@
 
 Idempotent: what it writes depends on the plan and the group number alone, so it can be run twice, on another
 machine, or killed at any moment. Shards are content-named and appear whole; the commit record is put if
-absent, and one that exists must hold the same bytes. Peak memory is the group's ids and masks twice (while
-batches are merged), one row group, and the shard in the making: under 20 bytes a token.
+absent, and one that exists must hold the same bytes. What grows with the group is its ids, masks and weights, once
+(5 to 9 bytes a token), and the compressed bytes of the shard in the making (1 to 2 a token) and of the rejects; a
+batch of rows, a row group and what libraries hold come on top.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from packsvc.assemble import assemble
 from packsvc.config import Format, Limits, PackJob, Source, Strategy
-from packsvc.encode import Encoder, collect_new, collector_paused, merge_batches, open_encoder
+from packsvc.encode import BatchMerger, Encoder, collect_new, collector_paused, open_encoder
 from packsvc.errors import ConflictError, LimitError
 from packsvc.plan import place
 from packsvc.run.group_counts import length_rows, loss_counts, shard_facts, source_records
@@ -27,11 +28,11 @@ from packsvc.run.planfile import Plan, canonical_json
 from packsvc.run.shardpacks import read_packs
 from packsvc.run.tails import read_tails, select_tails, write_tails
 from packsvc.shards import (
+    RejectWriter,
     ShardMeta,
     packs_per_row_group,
     packs_per_shard,
     shard_file_name,
-    write_rejects,
     write_shard,
 )
 from packsvc.sources import Reading, copies, passes, read_example, read_piece
@@ -51,33 +52,44 @@ def commit_name(group: int) -> str:
 class _Rows:
     """What the pieces of a group became."""
 
-    batches: list[EncodedBatch] = field(default_factory=list)
+    batches: BatchMerger = field(default_factory=BatchMerger)
     copies: list[NDArray[np.int64]] = field(default_factory=list)
     """For each batch (S,) int64: how often each segment is packed."""
-    rejects: list[Reject] = field(default_factory=list)
+    rejects: RejectWriter = field(default_factory=RejectWriter)
     counts: dict[str, Counts] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Examples of one source that are encoded together."""
+    """Rows of one source that are encoded together."""
 
     examples: list[Example] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
+    """Rows that are no examples."""
     often: dict[tuple[int, int], int] = field(default_factory=dict)
     """By (file, row) how often it is packed; empty where everything is packed once."""
     held: int = 0
 
     @property
     def is_full(self) -> bool:
-        return len(self.examples) >= BATCH_ROWS or self.held >= BATCH_BYTES
+        return len(self.examples) + len(self.rejects) >= BATCH_ROWS or self.held >= BATCH_BYTES
 
-    def add(self, example: Example, *, usual: int) -> None:
-        self.examples.append(example)
-        text = None if example.raw is None else example.raw.raw
+    @property
+    def is_empty(self) -> bool:
+        return not self.examples and not self.rejects
+
+    def add(self, row: Example | Reject, *, usual: int) -> None:
+        if isinstance(row, Reject):
+            self.rejects.append(row)
+            self.held += len(row.record)
+            return
+        self.examples.append(row)
+        text = None if row.raw is None else row.raw.raw
         self.held += usual if text is None else len(text)
 
     def clear(self) -> None:
         self.examples.clear()
+        self.rejects.clear()
         self.often.clear()
         self.held = 0
 
@@ -102,8 +114,7 @@ def pack_group(plan: Plan, group: int, store: Store, *, limits: Limits) -> dict[
     reject_entry = _write_rejects(rows.rejects, group, store)
     _check_group_limits(plan, job, rows.counts, group, limits)
     repeats = np.concatenate(rows.copies) if rows.copies else np.zeros(0, np.int64)
-    batch = merge_batches(rows.batches)
-    rows.batches.clear()
+    batch = rows.batches.finish()
     order = np.repeat(np.arange(batch.num_segments, dtype=np.int64), repeats)
     record: dict[str, Any] = {
         "format": 1,
@@ -196,13 +207,14 @@ def _read(plan: Plan, job: PackJob, group: int, store: Store, encoder: Encoder) 
     def encode(name: str) -> None:
         batch = encoder.encode(waiting.examples, source=name)
         repeats = _repeats(batch, waiting.often)
+        # Rows come in the order of inputs and rows, so rejects that are sorted here are sorted in all.
+        out.rejects.add(sorted(waiting.rejects + batch.rejects, key=_place))
         waiting.clear()
         collect_new()
         counts = out.counts[name]
         counts.add(batch.counts)
         counts.repeated_tokens += int(((repeats - 1) * np.diff(batch.offsets)).sum())
-        out.rejects += batch.rejects
-        out.batches.append(batch)
+        out.batches.add(batch)
         out.copies.append(repeats)
 
     for name, pieces in groupby(plan.groups[group], key=lambda piece: plan.inputs[piece.file].source):
@@ -210,15 +222,16 @@ def _read(plan: Plan, job: PackJob, group: int, store: Store, encoder: Encoder) 
         for piece in pieces:
             usual = piece.size_bytes // max(1, piece.num_rows or 1)
             for example in _examples(plan, job, piece, sources[name], readings[name], store, counts, waiting.often):
-                if isinstance(example, Reject):
-                    out.rejects.append(example)
-                    continue
                 waiting.add(example, usual=usual)
                 if waiting.is_full:
                     encode(name)
-        if waiting.examples:
+        if not waiting.is_empty:
             encode(name)
     return out
+
+
+def _place(reject: Reject) -> tuple[int, int, int]:
+    return reject.file, reject.row, -1 if reject.part is None else reject.part
 
 
 def _examples(
@@ -260,13 +273,17 @@ def _repeats(batch: EncodedBatch, often: Mapping[tuple[int, int], int]) -> NDArr
     return np.fromiter(map(often.__getitem__, rows), np.int64, batch.num_segments)
 
 
-def _write_rejects(rejects: list[Reject], group: int, store: Store) -> dict[str, Any] | None:
-    if not rejects:
+def _write_rejects(rejects: RejectWriter, group: int, store: Store) -> dict[str, Any] | None:
+    data, name = rejects.finish(), f"rejects/{group:06d}.parquet"
+    if not rejects.num_rows:
         return None
-    rejects.sort(key=lambda r: (r.file, r.row, -1 if r.part is None else r.part))
-    data, name = write_rejects(rejects), f"rejects/{group:06d}.parquet"
     store.publish(name, data)
-    return {"path": name, "size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "num_rows": len(rejects)}
+    return {
+        "path": name,
+        "size_bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "num_rows": rejects.num_rows,
+    }
 
 
 def _check_group_limits(plan: Plan, job: PackJob, counts: Mapping[str, Counts], group: int, limits: Limits) -> None:

@@ -55,10 +55,11 @@ def read_packs(
     if manifest.digest != plan.repacked["digest"]:
         raise StateError(f"{store.url}: its shards changed since the plan to pack them again was made")
     splits = plan.job.split_names
-    batches = []
-    for piece in pieces:
+
+    def read(piece: Piece) -> EncodedBatch:
         entry = manifest.shards[piece.file]
         with ShardReader(store, entry, plan_id=manifest.plan_id, seq_len=manifest.seq_len) as reader:
             packs = reader.read(piece.start, piece.stop)
-        batches.append(take_apart(packs, split=splits.index(entry.split)))
-    return merge_batches(batches)
+        return take_apart(packs, split=splits.index(entry.split))
+
+    return merge_batches(map(read, pieces))

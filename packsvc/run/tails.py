@@ -89,7 +89,7 @@ def write_tails(batch: EncodedBatch, segments: NDArray[np.int64], *, group: int,
 
 def read_tails(store: Store, groups: Sequence[int]) -> EncodedBatch:
     """The segments that the groups sent, in group order."""
-    return merge_batches([_read_one(store, group) for group in groups])
+    return merge_batches(_read_one(store, group) for group in groups)
 
 
 def _read_one(store: Store, group: int) -> EncodedBatch:

@@ -16,7 +16,9 @@ from packsvc.errors import GroupError
 from packsvc.run import pack
 from packsvc.run.group import BATCH_ROWS
 from packsvc.run.planfile import Plan
+from packsvc.shards import read_rejects
 from packsvc.storage import Store
+from packsvc.types import Reason
 from tests.encode import toys
 from tests.run.jobs import WORDS, shard_bytes, small_job, write_rows
 
@@ -117,6 +119,27 @@ def test_long_rows_make_short_batches_and_the_same_bytes(tmp_path, toy, monkeypa
     pack(small_job(tmp_path, toy, packing={"group_examples": 60}, output="short"), workers=0)
     assert sum(size for _, size in batch_sizes) == 60
     assert len(batch_sizes) > 10
+    assert shard_bytes(tmp_path / "out") == shard_bytes(tmp_path / "short")
+
+
+def test_rejects_stand_in_the_order_of_rows_however_they_were_found(tmp_path, toy, monkeypatch):
+    """Rows that cannot be read and rows that cannot be packed, of several files and batches."""
+    long = {"messages": [{"role": "user", "content": "the"}, {"role": "assistant", "content": "pack " * 300}]}
+    for number in range(3):
+        path = write_rows(tmp_path / "data" / f"{number}.jsonl", 12, seed=number)
+        lines = path.read_text().splitlines()
+        for row in range(0, 12, 2):
+            lines[row] = "{" if row % 4 else json.dumps(long)
+        path.write_text("\n".join([*lines, *["{"] * 7]) + "\n")
+    job = {"packing": {"group_examples": 60}, "limits": {"max_reject_fraction": 1, "max_overlong_fraction": 1}}
+    pack(small_job(tmp_path, toy, **job), workers=0)
+    [file] = (tmp_path / "out" / "rejects").iterdir()
+    found = [(r.file, r.row, r.reason) for r in read_rejects(file.read_bytes())]
+    assert found == sorted(found)
+    assert len(found) == 3 * (6 + 7)
+    assert {reason for _, _, reason in found} == {Reason.OVERLONG, Reason.INVALID_JSON}
+    monkeypatch.setitem(tasks.pack_group.__globals__, "BATCH_ROWS", 2)
+    pack(small_job(tmp_path, toy, output="short", **job), workers=0)
     assert shard_bytes(tmp_path / "out") == shard_bytes(tmp_path / "short")
 
 

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import packsvc.shards.reject_files as reject_files
 from packsvc.errors import DamageError
-from packsvc.shards import read_rejects, write_rejects
+from packsvc.shards import RejectWriter, read_rejects, write_rejects
 from packsvc.types import Reason, Reject
 
 
@@ -53,6 +54,21 @@ def test_a_lone_surrogate_is_kept_as_json_spells_it() -> None:
 
 def test_the_same_rejects_give_the_same_bytes() -> None:
     assert write_rejects([reject()]) == write_rejects([reject()])
+
+
+def test_rejects_that_come_in_parts_wait_for_no_more_than_a_row_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    rejects = [reject(row=row, record="x" * (row % 7)) for row in range(100)]
+    whole = write_rejects(rejects)
+    writer = RejectWriter()
+    for start in range(0, 100, 30):
+        writer.add(rejects[start : start + 30])
+    assert writer.num_rows == 100
+    assert writer.finish() == whole
+    monkeypatch.setattr(reject_files, "ROW_GROUP_CHARACTERS", 200)
+    data = write_rejects(iter(rejects))
+    sizes = [pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(i).num_rows for i in range(3)]
+    assert max(sizes) < 10
+    assert read_rejects(data) == rejects
 
 
 def test_a_damaged_file_is_named() -> None:
