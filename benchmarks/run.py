@@ -6,7 +6,8 @@ The corpus is made here, from the quickstart's real conversations: drawn with a 
 the others, with a few of its own words put before each first user message so that no two rows are equal. 100,000
 rows, with `--full` 1,000,000. Every run of a job is a process of its own. Times of one process are processor time,
 which other work on a shared machine hardly lengthens; the speed-up of two workers over one can only be elapsed
-time, so it needs two free cores.
+time, so it needs two free cores. What a worker holds for each token of its group is the slope of the most memory
+that runs of one process had, over runs whose groups fill a row group.
 
 TRL's own preparation (`SFTTrainer._prepare_dataset`: chat template, assistant mask, labels, best-fit packing; once
 more without the mask) runs on rows of the same corpus, and is compared by processor time per row. TRL keeps its
@@ -40,6 +41,7 @@ QUICKSTART = ROOT / "pipelines" / "quickstart"
 ROWS_PER_FILE = 50_000
 GROUPS = 16
 SEQ_LEN = 4096
+ROW_GROUP_TOKENS = 2**21
 
 
 def arguments() -> argparse.Namespace:
@@ -163,6 +165,8 @@ def measure(tree: dict[str, Any]) -> None:
     def watch(event: Event) -> None:
         if event.progress is not None and not first:
             first.append(time.monotonic())
+            if workers == 0:
+                Path("/proc/self/clear_refs").write_text("5")  # what the start needed does not count
 
     with peak_of_workers() as peaks:
         start, cpu = time.monotonic(), time.process_time()
@@ -261,14 +265,14 @@ class Stages:
         import packsvc.run.driver as driver
         import packsvc.run.group as group
         import packsvc.run.tasks as tasks
-        from packsvc.encode import Encoder
+        from packsvc.encode import BatchMerger, Encoder
         from packsvc.storage import Store
 
         self.seconds: dict[str, float] = {}
         self._inner = [0.0]
         named: list[tuple[Any, str, str]] = [
             (Encoder, "encode", "encode"),
-            (group, "merge_batches", "merge"),
+            (BatchMerger, "add", "merge"),
             (group, "place", "plan"),
             (group, "assemble", "assemble"),
             (group, "write_shard", "write Parquet"),
@@ -408,6 +412,7 @@ def main(options: argparse.Namespace) -> None:
         whole = run_job(files=paths, rows=rows, out=folder / "whole", workers=0)
         speed(whole, rows)
         growth([*tenth, between, whole])
+        worker_memory([*tenth, between, whole])
         compare_with_trl(paths, [whole["cpu"] / rows], options)
         on_ray(folder, paths if options.full else small, rows if options.full else rows // 10, options)
 
@@ -452,6 +457,27 @@ def growth(found: Sequence[dict[str, Any]]) -> None:
         better="lower",
         goal=1.05,
         against=f"{', '.join(map(str, sizes))} rows in one process, processor time without the start",
+    )
+
+
+def worker_memory(found: Sequence[dict[str, Any]]) -> None:
+    """By how many resident bytes a process that packs groups is larger for each token of a group: least squares."""
+    sizes = [one["totals"]["tokens"] / GROUPS for one in found]
+    known = [(size, one["driver_peak"]) for size, one in zip(sizes, found, strict=True) if size >= ROW_GROUP_TOKENS]
+    if len({size for size, _ in known}) < 2:
+        note("groups too small to tell what a token needs from what any group needs; worker_bytes_per_token left out")
+        return
+    ends = [peak for size, peak in known if size == known[0][0]]
+    report(
+        "worker_bytes_per_token",
+        [statistics.linear_regression(*zip(*known, strict=True)).slope]
+        + [(known[-1][1] - end) / (known[-1][0] - known[0][0]) for end in (min(ends), max(ends))],
+        unit="bytes",
+        better="lower",
+        goal=20,
+        against=f"groups of {', '.join(f'{size:.0f}' for size in sorted({s for s, _ in known}))} tokens, most resident "
+        f"memory of one process; text of refused rows, {found[-1]['totals']['rejected_tokens'] / GROUPS:.0f} tokens a "
+        "group, on top",
     )
 
 
