@@ -40,9 +40,14 @@ class Controls:
         self._head_bytes = tuple(head.encode("utf-8", "surrogatepass") for head in self._heads)
         self._after_space = re.compile(rf"\s*({self._regex.pattern})")
         self._last = frozenset(token[-1] for token in self.tokens)
-        self._unambiguous = frozenset(
-            token for token in self.tokens if sum(other.endswith(token) for other in self.tokens) == 1
-        )
+        self._by_length = _by_length(self.tokens)
+        ambiguous = {
+            token[-length:]
+            for token in self.tokens
+            for length, others in self._by_length
+            if length < len(token) and token[-length:] in others
+        }
+        self._unambiguous = frozenset(self.tokens) - ambiguous
 
     def may_stand_in(self, data: bytes) -> bool:
         """False where no string in `data`, in UTF-8, holds a control token."""
@@ -68,7 +73,7 @@ class Controls:
         character = text[end - 1]
         if character.isspace():
             return False
-        return character not in self._last or not text.endswith(self.tokens, start, end)
+        return character not in self._last or self.ending_at(text, start, end) is None
 
     def is_unambiguous(self, token: str) -> bool:
         """No other control token ends like this one."""
@@ -76,9 +81,13 @@ class Controls:
 
     def ending_at(self, text: str, start: int, end: int) -> str | None:
         """The longest control token that ends at `end` and lies in [start, end)."""
-        if end <= start or text[end - 1] not in self._last or not text.endswith(self.tokens, start, end):
+        if end <= start or text[end - 1] not in self._last:
             return None
-        return next((token for token in self.tokens if text.endswith(token, start, end)), None)
+        # By length, since a tokenizer may have thousands of them.
+        for length, tokens in self._by_length:
+            if end - length >= start and text[end - length : end] in tokens:
+                return text[end - length : end]
+        return None
 
     def next_after(self, text: str, position: int) -> tuple[int, int] | None:
         """The control token at `position`, white space apart."""
@@ -94,6 +103,14 @@ class Controls:
         if type(value) is list:
             return next((found for item in value if (found := self.find_in(item))), None)
         return None
+
+
+def _by_length(tokens: Iterable[str]) -> list[tuple[int, frozenset[str]]]:
+    """Those of each length, the longest first."""
+    found: dict[int, set[str]] = {}
+    for token in tokens:
+        found.setdefault(len(token), set()).add(token)
+    return [(length, frozenset(found[length])) for length in sorted(found, reverse=True)]
 
 
 def is_structure(token: str) -> bool:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packsvc.encode.controls import Controls
 from packsvc.encode.rendered import RowRefused
 from packsvc.types import Reason
 from tests.encode import toys
@@ -297,3 +298,20 @@ def test_the_short_way_to_a_span_gives_what_the_close_look_gives(name, messages)
         pass
     finally:
         del turns.usual
+
+
+TOKENS = st.lists(st.text("a<|> é", min_size=1, max_size=4), min_size=1, max_size=8)
+
+
+@given(TOKENS, st.text("a<|> é", max_size=8), st.integers(0, 8), st.integers(0, 9))
+def test_the_control_token_that_ends_a_text_is_the_longest(tokens: list[str], text: str, start: int, end: int):
+    controls = Controls(tokens)
+    fitting = [token for token in tokens if token.strip() and text.endswith(token, start, end) and start < end]
+    expected = max(fitting, key=len, default=None)
+    if end <= len(text):
+        assert controls.ending_at(text, start, end) == expected
+        part = text[start:end]
+        assert controls.ends_plainly(text, start, end) == (not part or not (expected or part[-1].isspace()))
+    for token in controls.tokens:
+        alone = sum(other.endswith(token) for other in controls.tokens) == 1
+        assert controls.is_unambiguous(token) == alone
