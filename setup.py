@@ -1,7 +1,5 @@
 """Everything is in pyproject.toml but this: one C file, built where there is a compiler, done without elsewhere."""
 
-import sys
-
 from setuptools import Extension, setup
 
 setup(
@@ -9,7 +7,7 @@ setup(
         Extension(
             "packsvc._native",
             sources=["packsvc/_native.c"],
-            extra_compile_args=[] if sys.platform == "win32" else ["-O3"],
+            extra_compile_args=["-O3"],
             py_limited_api=True,
             optional=True,
         )

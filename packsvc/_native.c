@@ -12,9 +12,10 @@ Built against the stable ABI: one library for every Python from 3.11.
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "Parquet is little-endian, and this code copies its values as they are; without it the Python twins are used"
@@ -245,6 +246,65 @@ done:
     return Py_BuildValue("NNN", joined, body_sizes, sizes);
 }
 
+static PyObject *read_ranges(PyObject *self, PyObject *args)
+{
+    PyObject *ranges, *found;
+    int descriptor;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "iO!", &descriptor, &PyList_Type, &ranges))
+        return NULL;
+    Py_ssize_t count = PyList_Size(ranges);
+    found = PyList_New(count);
+    struct {
+        long long start, length;
+        char *at;
+        ssize_t read;
+    } *wanted = PyMem_Calloc((size_t)count + 1, sizeof(*wanted));
+    if (!found || !wanted) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *range = PyList_GetItem(ranges, i), *bytes;
+        if (!PyTuple_Check(range) || !PyArg_ParseTuple(range, "LL", &wanted[i].start, &wanted[i].length))
+            goto failed;
+        if (wanted[i].length < 0) {
+            PyErr_SetString(PyExc_ValueError, "a length below 0");
+            goto failed;
+        }
+        bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)wanted[i].length);
+        if (!bytes || PyList_SetItem(found, i, bytes) < 0)
+            goto failed;
+        wanted[i].at = PyBytes_AsString(bytes);
+    }
+    int error = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; !error && i < count; i++) {
+        do
+            wanted[i].read = pread(descriptor, wanted[i].at, (size_t)wanted[i].length, (off_t)wanted[i].start);
+        while (wanted[i].read < 0 && errno == EINTR);
+        error = wanted[i].read < 0 ? errno : 0;
+    }
+    Py_END_ALLOW_THREADS
+    if (error) {
+        errno = error;
+        PyErr_SetFromErrno(PyExc_OSError);
+        goto failed;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) /* one that came short: the file ends, and what is there is given */
+        if (wanted[i].read < wanted[i].length) {
+            PyObject *part = PyBytes_FromStringAndSize(wanted[i].at, wanted[i].read);
+            if (!part || PyList_SetItem(found, i, part) < 0)
+                goto failed;
+        }
+    PyMem_Free(wanted);
+    return found;
+failed:
+    PyMem_Free(wanted);
+    Py_XDECREF(found);
+    return NULL;
+}
+
 /* --- packs ------------------------------------------------------------------------------------------------------ */
 
 /* Whether a block of levels, with its size in front, is `first` and then ones, `count` in all. */
@@ -312,12 +372,17 @@ typedef struct {
     int64_t num_segments, num_tokens, num_targets, squares;
 } Pack;
 
+static int counts_are_sane(const Pack *pack, int64_t seq_len)
+{
+    return pack->num_segments >= 1 && pack->num_tokens >= pack->num_segments && pack->num_tokens <= seq_len;
+}
+
 /* Finds the values of a pack and holds them to its counts, as `check_packs` does. */
 static int check_pack(Pack *pack, int64_t seq_len)
 {
     int has_weights = pack->content[3].at != NULL;
     int64_t segments = pack->num_segments, tokens = pack->num_tokens;
-    if (segments < 1 || tokens < segments || tokens > seq_len)
+    if (!counts_are_sane(pack, seq_len))
         return 0;
     int64_t num_bounds = segments + 1 + (tokens < seq_len), mask_size = (seq_len + 7) / 8;
     pack->ids = values_in(pack->content[0], seq_len, 4 * seq_len);
@@ -586,16 +651,15 @@ static PyObject *lay_row(PyObject *self, PyObject *args)
 
     int is_well = 1;
     int64_t num_tokens = 0, num_segments = 0, num_targets = 0, total = 0, rows = 0;
-    Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; is_well && i < count; i++) {
-        is_well = check_pack(&packs[i], seq_len);
+        /* The boundaries tell how much room aligned segments take; otherwise the counts do, and one pass is enough. */
+        is_well = align > 1 ? check_pack(&packs[i], seq_len) : counts_are_sane(&packs[i], seq_len);
         num_tokens += packs[i].num_tokens;
         num_segments += packs[i].num_segments;
         num_targets += i < count - num_repeated ? packs[i].num_targets : 0;
     }
     if (is_well)
         measure(packs, count, &shape, &total, &rows);
-    Py_END_ALLOW_THREADS
     if (!is_well || total > INT32_MAX) {
         result = Py_NewRef(Py_None);
         goto done;
@@ -614,12 +678,20 @@ static PyObject *lay_row(PyObject *self, PyObject *args)
     for (int i = 0; i < 8; i++)
         if (!arrays[i])
             goto done;
-    int64_t longest;
-    int is_same;
+    int64_t longest = 0;
+    int is_same = 0;
     Py_BEGIN_ALLOW_THREADS
-    longest = fill(&row, packs, count, &shape, cu, logical);
-    is_same = !memcmp(cu, logical, 4 * (size_t)(rows + 1));
+    for (Py_ssize_t i = 0; align == 1 && is_well && i < count; i++)
+        is_well = check_pack(&packs[i], seq_len);
+    if (is_well) {
+        longest = fill(&row, packs, count, &shape, cu, logical);
+        is_same = !memcmp(cu, logical, 4 * (size_t)(rows + 1));
+    }
     Py_END_ALLOW_THREADS
+    if (!is_well) {
+        result = Py_NewRef(Py_None);
+        goto done;
+    }
     result = Py_BuildValue("OOOOOOOOLLLLi", arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], arrays[5],
                            is_same ? Py_None : arrays[6], arrays[7], (long long)longest, (long long)num_targets,
                            (long long)num_segments, (long long)num_tokens, row.is_fractional);
@@ -771,6 +843,7 @@ static PyObject *crc32(PyObject *self, PyObject *object)
 
 static PyMethodDef methods[] = {
     {"crc32", crc32, METH_O, "crc32(data)\n\nAs zlib.crc32."},
+    {"read_ranges", read_ranges, METH_VARARGS, "read_ranges(descriptor, ranges)\n\nSee _native.pyi."},
     {"open_pages", open_pages, METH_VARARGS, "open_pages(pages, num_values, is_zstd)\n\nSee _native.pyi."},
     {"lay_row", lay_row, METH_VARARGS,
      "lay_row(packs, counts, seq_len, align, pad_id, padded, num_repeated)\n\nSee _native.pyi."},

@@ -10,6 +10,13 @@ PackContent: TypeAlias = tuple[bytes, int, int, int, int] | tuple[bytes, int, in
 def crc32(data: bytes, /) -> int:
     """As `zlib.crc32`."""
 
+def read_ranges(descriptor: int, ranges: list[tuple[int, int]], /) -> list[bytes]:
+    """Byte ranges (start, length) of a file, by `pread`; shorter where the file ends.
+
+    Raises:
+        OSError: One cannot be read.
+    """
+
 def open_pages(
     pages: list[bytes], num_values: list[int], is_zstd: bool, /
 ) -> tuple[bytes, list[int], list[int]] | None:

@@ -97,32 +97,35 @@ class BatchMaker:
     def _make(self, steps: Sequence[Picks]) -> list[Made]:
         outputs = np.concatenate([picks.outputs for picks in steps])
         packs = np.concatenate([picks.packs for picks in steps])
-        size = len(packs) // len(steps)
         counts = self._counts(outputs, packs)
-        chosen = [self._mine(picks, counts[i * size : (i + 1) * size]) + i * size for i, picks in enumerate(steps)]
-        mine = np.concatenate(chosen)
-        outputs, packs, counted = outputs[mine], packs[mine], counts[mine]
-        contents = self._contents(outputs, packs, counted)
+        everyone, real = counts, None
+        if any(picks.num_repeated for picks in steps):
+            real = ~np.concatenate([picks.repeated for picks in steps])
+            everyone = counts * real[:, np.newaxis]
+        targets = everyone[:, _TARGETS].reshape(len(steps), -1).sum(axis=1).tolist()
+        units = self._units(everyone, outputs, real, len(steps))
+        share = len(packs) // (len(steps) * self._world_size)
+        num_repeated = [0] * len(steps)
+        if self._world_size > 1 or real is not None:
+            mine = self._mine(counts, real, len(steps))
+            outputs, packs, counts = outputs[mine], packs[mine], counts[mine]
+            if real is not None:
+                num_repeated = np.count_nonzero(~real[mine].reshape(-1, share), axis=1).tolist()
+        contents = self._contents(outputs, packs, counts)
         names = self._names(outputs, packs)
-        share = len(mine) // len(steps)
         made = []
         for i, picks in enumerate(steps):
-            rank, everyone = slice(i * share, (i + 1) * share), counts[i * size : (i + 1) * size]
-            num_repeated = 0
-            if picks.num_repeated:
-                num_repeated = int(picks.repeated[chosen[i] - i * size].sum())
-                everyone = everyone * ~picks.repeated[:, np.newaxis]
+            some = slice(i * share, (i + 1) * share)
             facts: dict[str, Any] = {
                 "shape": self._shape,
-                "pack_indices": names[rank],
-                "num_repeated_packs": num_repeated,
-                "num_loss_tokens_global": int(everyone[:, _TARGETS].sum()),
+                "pack_indices": names[some],
+                "num_repeated_packs": num_repeated[i],
+                "num_loss_tokens_global": targets[i],
             }
-            batch = None if contents is None else lay(contents[rank], counted[rank], **facts)
+            batch = None if contents is None else lay(contents[some], counts[some], **facts)
             if batch is None:
-                batch = collate(self._rows(outputs[rank], packs[rank], counted[rank]), **facts)
-            amounts = ~picks.repeated if self._unit is Unit.PACKS else everyone[:, _COLUMN_OF[self._unit]]
-            made.append(Made(step=picks.step, batch=batch, units=self._sums(amounts, picks.outputs)))
+                batch = collate(self._rows(outputs[some], packs[some], counts[some]), **facts)
+            made.append(Made(step=picks.step, batch=batch, units=units[i]))
         return made
 
     def close(self) -> None:
@@ -142,17 +145,21 @@ class BatchMaker:
             counts[chosen] = self._source(output).counts(packs[chosen])
         return counts
 
-    def _mine(self, picks: Picks, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which packs of a global batch this rank takes."""
+    def _mine(self, counts: NDArray[np.int64], real: NDArray[np.bool_] | None, num_steps: int) -> NDArray[np.int64]:
+        """Which packs of some global batches this rank takes, step by step."""
+        size = len(counts) // num_steps
+        share = size // self._world_size
+        firsts = np.arange(num_steps, dtype=np.int64)[:, np.newaxis] * size
         if self._balanced:
-            mine: NDArray[np.int64] = balance(counts[:, _SQUARES], num_ranks=self._world_size)[self._rank]
+            costs = counts[:, _SQUARES].reshape(num_steps, size)
+            mine = firsts + np.stack([balance(some, num_ranks=self._world_size)[self._rank] for some in costs])
         else:
-            share = len(counts) // self._world_size
-            mine = np.arange(self._rank * share, (self._rank + 1) * share, dtype=np.int64)
-        if picks.num_repeated:
+            mine = firsts + np.arange(self._rank * share, (self._rank + 1) * share, dtype=np.int64)
+        if real is not None:
             # Repeated packs stand last in the row, whatever balancing made of their places.
-            mine = mine[np.argsort(picks.repeated[mine], kind="stable")]
-        return mine
+            mine = np.take_along_axis(mine, np.argsort(~real[mine], axis=1, kind="stable"), axis=1)
+        places: NDArray[np.int64] = mine.ravel()
+        return places
 
     def _contents(
         self, outputs: NDArray[np.int64], packs: NDArray[np.int64], counts: NDArray[np.int64]
@@ -176,12 +183,18 @@ class BatchMaker:
         pages = [found[place] for place in range(len(packs))]
         return check_packs(pages, counts, lambda i: self._source(int(outputs[i])).place(int(packs[i])))
 
-    def _sums(self, amounts: NDArray[np.int64] | NDArray[np.bool_], outputs: NDArray[np.int64]) -> tuple[int, ...]:
-        """What each output adds."""
-        if len(self._outputs) == 1:
-            return (int(amounts.sum()),)
-        sums = np.bincount(outputs, weights=amounts, minlength=len(self._outputs))
-        return tuple(int(n) for n in sums)
+    def _units(
+        self, everyone: NDArray[np.int64], outputs: NDArray[np.int64], real: NDArray[np.bool_] | None, num_steps: int
+    ) -> list[tuple[int, ...]]:
+        """For each step what each output adds."""
+        if self._unit is not Unit.PACKS:
+            amounts = everyone[:, _COLUMN_OF[self._unit]]
+        else:
+            amounts = np.ones(len(everyone), dtype=np.int64) if real is None else real.astype(np.int64)
+        count = len(self._outputs)
+        sums = np.zeros((num_steps, count), dtype=np.int64)
+        np.add.at(sums, (np.arange(len(outputs)) * num_steps // len(outputs), outputs), amounts)
+        return [tuple(row) for row in sums.tolist()]
 
     def _names(self, outputs: NDArray[np.int64], packs: NDArray[np.int64]) -> list[PackIndex]:
         if self._outputs[0].share is None:

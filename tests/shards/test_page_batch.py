@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import zlib
 from collections.abc import Callable
 from itertools import pairwise
@@ -207,3 +209,25 @@ def test_wrong_arguments_are_errors() -> None:
         native.open_pages([""], [1], True)
     with pytest.raises(TypeError):
         native.open_pages([b""], ["1"], True)
+
+
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40)), max_size=5))
+def test_ranges_of_a_file_are_what_pread_gives(ranges: list[tuple[int, int]]) -> None:
+    """Short where the file ends, empty behind its end."""
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(range(80)))
+        file.flush()
+        found = native.read_ranges(file.fileno(), ranges)
+        assert found == [os.pread(file.fileno(), length, start) for start, length in ranges]
+
+
+def test_a_range_that_cannot_be_read_is_an_error() -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        native.read_ranges(-1, [(0, 1)])
+    with tempfile.TemporaryFile() as file:
+        with pytest.raises(OSError, match="Invalid argument"):
+            native.read_ranges(file.fileno(), [(-1, 1)])
+        with pytest.raises(ValueError, match="below 0"):
+            native.read_ranges(file.fileno(), [(0, -1)])
+        with pytest.raises(TypeError):
+            native.read_ranges(file.fileno(), [(0, 1, 2)])
