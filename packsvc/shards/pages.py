@@ -15,7 +15,6 @@ process. It costs the same. Safe under threads.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -59,8 +58,6 @@ class _Group:
     """For each column."""
     spans: tuple[tuple[int, int] | None, ...]
     """For each column, first byte and length of the whole of it where that is small: it is read at once and kept."""
-    far: tuple[int, ...]
-    """The other columns, whose pages are read one by one."""
     key: object
     """Under which it is kept; another where the shard is opened again."""
 
@@ -233,9 +230,7 @@ class PageReader:
                 places, codecs = self._locate(number, stop - first)
             except Unfamiliar:
                 places, codecs = (), ()
-            spans = _small_spans(places)
-            far = tuple(column for column, span in enumerate(spans) if span is None)
-            self._groups[number] = group = _Group(first, stop, places, codecs, spans, far, object())
+            self._groups[number] = group = _Group(first, stop, places, codecs, _small_spans(places), object())
             return group
 
     def _locate(self, number: int, num_packs: int) -> tuple[tuple[tuple[list[int], list[int]], ...], tuple[Any, ...]]:
@@ -343,32 +338,40 @@ class PageReader:
         blobs: list[list[bytes]] = []
         ranges: list[tuple[int, int]] = []
         wanted: list[tuple[list[bytes], int]] = []
-        last, kept = None, None
+        last: _Group | None = None
+        small: Sequence[tuple[bytes, list[int], list[int]] | None] = ()
         for group, page in pages:
             if group is not last:
-                last, kept = group, self._small(group)
-            assert kept is not None
-            blob = [b"" if column is None else column[page] for column in kept]
-            for column in group.far:
-                offsets, sizes = group.places[column]
-                ranges.append((offsets[page], sizes[page]))
+                last, small = group, self._small(group)
+            blob = []
+            for column, whole in enumerate(small):
+                if whole is not None:
+                    data, starts, sizes = whole
+                    start = starts[page]
+                    blob.append(data[start : start + sizes[page]])
+                    continue
+                starts, sizes = group.places[column]
+                ranges.append((starts[page], sizes[page]))
                 wanted.append((blob, column))
+                blob.append(b"")
             blobs.append(blob)
         for (blob, column), data in zip(wanted, self._read(ranges), strict=True):
             blob[column] = data
         return blobs
 
-    def _small(self, group: _Group) -> Sequence[Sequence[bytes] | None]:
-        """The pages of columns that are read whole: mask and boundaries take some hundred bytes a pack."""
-        found: Sequence[Sequence[bytes] | None] | None = self._kept.get(group.key)
+    def _small(self, group: _Group) -> Sequence[tuple[bytes, list[int], list[int]] | None]:
+        """The columns that are read whole, and where their pages lie in them; None: one that is not.
+
+        Mask and boundaries take some hundred bytes a pack.
+        """
+        found: Sequence[tuple[bytes, list[int], list[int]] | None] | None = self._kept.get(group.key)
         if found is None:
             read = iter(self._read([span for span in group.spans if span is not None]))
             found = [
-                None if span is None else _cut(next(read), *places)
-                for span, places in zip(group.spans, group.places, strict=True)
+                None if span is None else (next(read), [at - offsets[0] for at in offsets], sizes)
+                for span, (offsets, sizes) in zip(group.spans, group.places, strict=True)
             ]
-            pages = [page for column in found if column is not None for page in column]
-            self._kept.put(group.key, found, sum(map(sys.getsizeof, pages)))
+            self._kept.put(group.key, found, sum(len(column[0]) for column in found if column is not None))
         return found
 
     def _one_of_several(self, group: _Group, pack: int, page: int, counts: dict[str, NDArray[np.int64]]) -> PackPages:
@@ -417,12 +420,6 @@ class PageReader:
             )
             for i in range(stop - start)
         ]
-
-
-def _cut(column: bytes, offsets: list[int], sizes: list[int]) -> list[bytes]:
-    """The pages of a column that was read whole."""
-    start = offsets[0]
-    return [column[at - start : at - start + size] for at, size in zip(offsets, sizes, strict=True)]
 
 
 def _small_spans(places: Sequence[tuple[list[int], list[int]]]) -> tuple[tuple[int, int] | None, ...]:
