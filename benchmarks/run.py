@@ -365,33 +365,48 @@ def usable_for_trl(lines: Sequence[str]) -> list[str]:
     return out
 
 
-def compare_with_trl(paths: Sequence[Path], ours_per_row: Sequence[float], options: argparse.Namespace) -> None:
-    """With the assistant mask, which we always make, by TRL's own Qwen3 template; and without one."""
-    lines = usable_for_trl(list(head(paths, 2 * options.trl_rows * options.repeats)))
-    for figure, masked, how in (
+class Beside:
+    """TRL's time for a row, taken right after each of our runs: a machine's speed wanders from minute to minute."""
+
+    WAYS = (
         ("speedup_over_trl", True, "assistant mask by its Qwen3 template"),
         ("speedup_over_trl_without_a_mask", False, "no mask, the tokenizer's own template"),
-    ):
-        try:
-            trl = Trl(masked=masked)
-        except (ImportError, OSError, ValueError) as error:
-            note(f"TRL cannot be compared with ({error}); its figure is left out")
-            continue
-        ratios = []
-        for repeat in range(options.repeats):
-            part = lines[repeat * options.trl_rows : (repeat + 1) * options.trl_rows]
-            taken, packs = trl.seconds(part)
-            note(f"TRL, {how}: {len(part)} rows in {taken:.1f} s of CPU, {packs} packs")
-            ratios.append(taken / len(part) / statistics.median(ours_per_row))
-        report(
-            figure,
-            ratios,
-            unit="ratio",
-            better="higher",
-            goal=20 if masked else None,
-            against=f"trl {importlib.metadata.version('trl')} _prepare_dataset, {how}, packing bfd, "
-            f"{options.trl_rows} rows a repeat; processor time a row",
-        )
+    )
+
+    def __init__(self, paths: Sequence[Path], options: argparse.Namespace) -> None:
+        self._lines = usable_for_trl(list(head(paths, 2 * options.trl_rows * options.repeats)))
+        self._rows = options.trl_rows
+        self._ways: dict[str, Trl] = {}
+        self._taken: dict[str, list[float]] = {}
+        for figure, masked, how in self.WAYS:
+            try:
+                trl = Trl(masked=masked)
+                trl.seconds(self._lines[-50:])  # what is made once is not counted
+                self._ways[figure] = trl
+            except (ImportError, OSError, ValueError) as error:
+                note(f"TRL cannot be compared with ({error}); {figure}, with {how}, is left out")
+
+    def measure(self) -> None:
+        """Once more, on rows not seen before."""
+        for figure, trl in self._ways.items():
+            taken = self._taken.setdefault(figure, [])
+            part = self._lines[len(taken) * self._rows : (len(taken) + 1) * self._rows]
+            seconds, packs = trl.seconds(part)
+            note(f"{figure}: {len(part)} rows in {seconds:.1f} s of CPU, {packs} packs")
+            taken.append(seconds / len(part))
+
+    def report(self, ours_per_row: Sequence[float], rows: int) -> None:
+        for figure, masked, how in self.WAYS:
+            if figure in self._ways:
+                report(
+                    figure,
+                    [theirs / ours for theirs, ours in zip(self._taken[figure], ours_per_row, strict=True)],
+                    unit="ratio",
+                    better="higher",
+                    goal=20 if masked else None,
+                    against=f"trl {importlib.metadata.version('trl')} _prepare_dataset, {how}, packing bfd, "
+                    f"{self._rows} rows after each of our runs; processor time a row, our start shared by {rows} rows",
+                )
 
 
 # ---- the figures
@@ -405,15 +420,18 @@ def main(options: argparse.Namespace) -> None:
         small = make_corpus(folder / "corpus-tenth", max(100, rows // 10), seed=1)
         third = make_corpus(folder / "corpus-third", max(100, rows * 3 // 10), seed=2)
         note(f"{rows} rows, {sum(p.stat().st_size for p in paths) / 1e6:.0f} MB of JSONL")
-        tenth = [
-            run_job(files=small, rows=rows // 10, out=folder / f"tenth-{i}", workers=0) for i in range(options.repeats)
-        ]
+        trl = Beside(paths, options)
+        tenth = []
+        for i in range(options.repeats):
+            tenth.append(run_job(files=small, rows=rows // 10, out=folder / f"tenth-{i}", workers=0))
+            trl.measure()
         between = run_job(files=third, rows=rows * 3 // 10, out=folder / "between", workers=0)
         whole = run_job(files=paths, rows=rows, out=folder / "whole", workers=0)
         speed(whole, rows)
         growth([*tenth, between, whole])
         worker_memory([*tenth, between, whole])
-        compare_with_trl(paths, [whole["cpu"] / rows], options)
+        start = whole["cpu"] - without_start(whole)
+        trl.report([without_start(one) / one["totals"]["rows"] + start / rows for one in tenth], rows)
         on_ray(folder, paths if options.full else small, rows if options.full else rows // 10, options)
 
 
