@@ -53,7 +53,9 @@ bench: $(STAMP)
 		echo "== $$name" >&2; \
 		$(BIN)/python benchmarks/$$name.py | tee benchmarks/results/$$name.jsonl; \
 	done
-	$(BIN)/python benchmarks/encode.py --tokenizer tests/data/tokenizers/smollm2 | tee -a benchmarks/results/encode.jsonl
+	for options in "--made" "--tokenizer npm:llama3_1 --made" "--tokenizer tests/data/tokenizers/smollm2"; do \
+		$(BIN)/python benchmarks/encode.py $$options | tee -a benchmarks/results/encode.jsonl; \
+	done
 
 # The run of a million rows: an hour or more on two cores.
 bench-full: $(STAMP)

