@@ -16,5 +16,7 @@ def test_compiled_code_is_there_where_it_can_be_built() -> None:
     headers = Path(sysconfig.get_paths()["include"], "Python.h")
     if shutil.which("cc") is None or not headers.exists():
         pytest.skip("there is no C compiler, or no header of Python")
-    assert native is not None, "packsvc was installed without its compiled code: run `pip install -e .` and read its log"
+    assert native is not None, (
+        "packsvc was installed without its compiled code: run `pip install -e .` and read its log"
+    )
     assert decreasing.native is native

@@ -288,7 +288,7 @@ def _tail_dependence(tree: nodes.Template) -> tuple[bool, bool]:
         default=-1,
     )
     tail, head = tree.body[last + 1 :], tree.body[: last + 1]
-    in_loop = any("add_generation_prompt" in _names(n) for n in head)
+    in_loop = any("add_generation_prompt" in _names(n) for n in head if not _sets_the_prompt_alone(n))
     assigned = _stored(tree)
     constant = _constant_names(tree, assigned)
     varying = (assigned - constant) | {"messages", "loop", "tools", "documents"}
@@ -298,6 +298,11 @@ def _tail_dependence(tree: nodes.Template) -> tuple[bool, bool]:
         read |= more
     loops = any(isinstance(n, nodes.For) or next(n.find_all(nodes.For), None) for n in tail)
     return not loops and not read & varying, in_loop
+
+
+def _sets_the_prompt_alone(node: nodes.Node) -> bool:
+    """Whether a statement writes nothing and gives no value to anything but `add_generation_prompt`, as defaults do."""
+    return _stored(node) == {"add_generation_prompt"} and next(node.find_all(nodes.Output), None) is None
 
 
 def _constant_names(tree: nodes.Template, assigned: set[str]) -> set[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import Environment
 
 from packsvc.encode.controls import Controls
 from packsvc.encode.rendered import RowRefused
+from packsvc.encode.spans import _tail_dependence
 from packsvc.types import Reason
 from tests.encode import toys
 from tests.encode.templates import call, chat, make_renderer, show, trl_templates
@@ -213,6 +215,21 @@ def test_a_prompt_written_inside_the_loop_is_known():
     )
     rendered = make_renderer(source, eos="<|im_end|>").render(chat("a", "b"))
     assert show(rendered).endswith("<|im_start|>assistant\n⟦b<|im_end|>⟧\n")
+
+
+@pytest.mark.parametrize(
+    ("head", "asked"),
+    [
+        ("{% if add_generation_prompt is not defined %}{% set add_generation_prompt = false %}{% endif %}", False),
+        ("{% if add_generation_prompt %}{{ 'x' }}{% set add_generation_prompt = false %}{% endif %}", True),
+        ("{% if add_generation_prompt %}{% set ns = 1 %}{% set add_generation_prompt = false %}{% endif %}", True),
+        ("{% for m in messages %}{% if loop.last and add_generation_prompt %}x{% endif %}{% endfor %}", True),
+    ],
+)
+def test_a_default_for_the_prompt_is_no_question_for_it(head: str, asked: bool):
+    """It is what is asked for before the last loop that writes that makes a second render needed at every turn."""
+    tree = Environment().parse(head + "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'tail' }}")
+    assert _tail_dependence(tree) == (True, asked)
 
 
 contents = st.text(alphabet="ab \n<>|x", max_size=6)
