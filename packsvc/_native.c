@@ -305,6 +305,42 @@ failed:
     return NULL;
 }
 
+/* Fills in (offset, size, first row) of the pages of an offset index. */
+static int locations(Bytes index, int64_t count, int64_t *values)
+{
+    uint64_t said;
+    if (!follows(&index, "\x19", 1) || index.at == index.end || (*index.at & 0x0F) != 0x0C)
+        return 0;
+    said = *index.at++ >> 4;
+    if (said == 15 && !varint(&index, &said))
+        return 0;
+    if (said != (uint64_t)count)
+        return 0;
+    for (int64_t i = 0; i < count; i++, values += 3)
+        if (!field(&index, "\x16", 1, values) || !field(&index, "\x15", 1, values + 1)
+            || !field(&index, "\x16", 1, values + 2) || !follows(&index, "\x00", 1))
+            return 0;
+    return follows(&index, "\x00", 1);
+}
+
+static PyObject *page_locations(PyObject *self, PyObject *args)
+{
+    PyObject *object;
+    Bytes index;
+    long long count;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "SL", &object, &count) || !bytes_in(object, &index))
+        return NULL;
+    if (count < 0 || count > index.end - index.at) /* each takes some bytes */
+        Py_RETURN_NONE;
+    PyObject *found = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(24 * count));
+    if (found && !locations(index, count, (int64_t *)PyBytes_AsString(found))) {
+        Py_DECREF(found);
+        Py_RETURN_NONE;
+    }
+    return found;
+}
+
 /* --- packs ------------------------------------------------------------------------------------------------------ */
 
 /* Whether a block of levels, with its size in front, is `first` and then ones, `count` in all. */
@@ -844,6 +880,7 @@ static PyObject *crc32(PyObject *self, PyObject *object)
 static PyMethodDef methods[] = {
     {"crc32", crc32, METH_O, "crc32(data)\n\nAs zlib.crc32."},
     {"read_ranges", read_ranges, METH_VARARGS, "read_ranges(descriptor, ranges)\n\nSee _native.pyi."},
+    {"page_locations", page_locations, METH_VARARGS, "page_locations(index, num_pages)\n\nSee _native.pyi."},
     {"open_pages", open_pages, METH_VARARGS, "open_pages(pages, num_values, is_zstd)\n\nSee _native.pyi."},
     {"lay_row", lay_row, METH_VARARGS,
      "lay_row(packs, counts, seq_len, align, pad_id, padded, num_repeated)\n\nSee _native.pyi."},

@@ -17,6 +17,14 @@ def read_ranges(descriptor: int, ranges: list[tuple[int, int]], /) -> list[bytes
         OSError: One cannot be read.
     """
 
+def page_locations(index: bytes, num_pages: int, /) -> bytes | None:
+    """The pages of an offset index.
+
+    Returns:
+        (pages, 3) int64 offset, size with header, and first row; None where it has another number of pages or another
+        form.
+    """
+
 def open_pages(
     pages: list[bytes], num_values: list[int], is_zstd: bool, /
 ) -> tuple[bytes, list[int], list[int]] | None:

@@ -19,7 +19,7 @@ import packsvc
 PACKAGE = Path(packsvc.__file__).parent
 
 BASE = {"errors", "types"}
-COMPILED = {"_native"}
+COMPILED = {"_native", "compiled"}
 FIRST = BASE | {"config", "storage"}
 MIDDLE = FIRST | {"sources", "encode", "plan", "assemble"}
 SHARDS = MIDDLE | {"shards"}
@@ -28,6 +28,7 @@ TOOLS = READERS | {"probe", "export", "trainers", "testing"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "_native": set(),
+    "compiled": {"_native"},
     "errors": set(),
     "types": set(),
     "config": BASE,

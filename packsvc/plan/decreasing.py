@@ -17,7 +17,6 @@ Item-by-item trees, in Python or C++, cost 5-300 times a sort; this costs about 
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from array import array
 from bisect import bisect_right
@@ -29,10 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-native: Any = None
-"""The compiled code; None where it could not be built."""
-with contextlib.suppress(ImportError):
-    from packsvc import _native as native
+from packsvc.compiled import native
 
 BLOCK = 2**16
 """Segments placed at once: their keys, order and bins stay in the cache, where the radix sort is twice as fast."""

@@ -23,7 +23,7 @@ from packsvc.shards.layout import (
     shard_of_path,
 )
 from packsvc.shards.manifest import MANIFEST, PACK_KEYS, PLAN, SOURCE_KEYS, TOTAL_KEYS, Manifest
-from packsvc.shards.page_batch import RawPack, native, open_packs
+from packsvc.shards.page_batch import RawPack, open_packs
 from packsvc.shards.page_index import Unfamiliar
 from packsvc.shards.page_values import PackPages, num_boundaries
 from packsvc.shards.pages import PageReader
@@ -57,7 +57,6 @@ __all__ = [
     "TableEntry",
     "Unfamiliar",
     "from_tables",
-    "native",
     "num_boundaries",
     "open_packs",
     "packs_per_page",

@@ -7,22 +7,17 @@ Whatever is not as expected is `Unfamiliar` for all of them, and whoever asked g
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from packsvc.compiled import native
 from packsvc.shards.page_index import Unfamiliar
 from packsvc.shards.page_values import CODECS
 
 if TYPE_CHECKING:
     from packsvc._native import PackContent
-native: Any = None
-"""The compiled code; None where it could not be built: everything is read all the same, slower."""
-with contextlib.suppress(ImportError):
-    from packsvc import _native as native
-
 BOUNDARIES = 2
 """Place of the column in a pack's pages."""
 _ZSTD: Any = CODECS[6]

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from packsvc.compiled import native
+
 Bytes = bytes | memoryview
 _INT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
 _CHUNK_END = re.compile(b"\x00\x16(" + _INT + b")\x15(" + _INT + b")(?:\x16(" + _INT + b")\x15(" + _INT + b"))?\x00")
@@ -100,6 +102,11 @@ def page_locations(index: Bytes, num_pages: int) -> NDArray[np.int64]:
     Raises:
         Unfamiliar: It has another number of pages or another form.
     """
+    if native is not None:
+        found = native.page_locations(bytes(index), num_pages)
+        if found is None:
+            raise Unfamiliar("offset index")
+        return np.frombuffer(found, dtype=np.int64).reshape(num_pages, 3)
     body = _list_of(index, 0x19, 0x0C, num_pages)
     raw = np.frombuffer(index, dtype=np.uint8)[body:]
     ends = np.flatnonzero(raw < 0x80)

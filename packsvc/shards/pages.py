@@ -25,9 +25,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from packsvc.compiled import native
 from packsvc.errors import DamageError, StorageError
 from packsvc.shards.layout import COUNT_COLUMNS, packs_per_page
-from packsvc.shards.page_batch import RawPack, native
+from packsvc.shards.page_batch import RawPack
 from packsvc.shards.page_index import (
     IndexPlace,
     Unfamiliar,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packsvc.shards import native
+from packsvc.compiled import native
 from packsvc.stream.batch import PackedBatch, PackIndex
 from packsvc.stream.options import Layout
 from packsvc.stream.rows import Rows

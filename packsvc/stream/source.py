@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from packsvc.compiled import native
 from packsvc.errors import DamageError
 from packsvc.shards import (
     COUNT_COLUMNS,
@@ -30,7 +31,6 @@ from packsvc.shards import (
     RecentlyUsed,
     ShardReader,
     Unfamiliar,
-    native,
     num_boundaries,
     open_packs,
 )

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packsvc.compiled import native
 from packsvc.plan import decreasing, ffd
-from packsvc.plan.decreasing import Histogram, native, place_by_plan, plan_histogram
+from packsvc.plan.decreasing import Histogram, place_by_plan, plan_histogram
 
 pytestmark = pytest.mark.skipif(native is None, reason="no C compiler was there to build packsvc._native")
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from packsvc.shards import PageReader, RawPack, RecentlyUsed, ShardReader, Unfamiliar, native, open_packs
+from packsvc.compiled import native
+from packsvc.shards import PageReader, RawPack, RecentlyUsed, ShardReader, Unfamiliar, open_packs
 from packsvc.shards.page_index import page_head
 from packsvc.shards.page_values import CODECS
 from packsvc.storage import Store

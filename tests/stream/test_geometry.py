@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packsvc.assemble import assemble
+from packsvc.compiled import native
 from packsvc.errors import DamageError
 from packsvc.plan import place
-from packsvc.shards import COUNT_COLUMNS, PackPages, native
+from packsvc.shards import COUNT_COLUMNS, PackPages
 from packsvc.stream.geometry import check_packs
 from tests.stream.contents import content_of
 from tests.stream.outputs import PAD, encoded

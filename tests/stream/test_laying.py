@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from packsvc.shards import native
+from packsvc.compiled import native
 from packsvc.shards.page_index import Unfamiliar, level_blocks_end, repetition_starts
 from packsvc.stream.collate import RowShape, lay
 from packsvc.stream.options import Layout

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packsvc.compiled import native
 from packsvc.errors import DamageError
-from packsvc.shards import native
 from packsvc.storage import Store
 from packsvc.stream import PackStream
 from packsvc.stream.epoch import runs
