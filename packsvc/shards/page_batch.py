@@ -18,8 +18,6 @@ from packsvc.shards.page_values import CODECS
 
 if TYPE_CHECKING:
     from packsvc._native import PackContent
-BOUNDARIES = 2
-"""Place of the column in a pack's pages."""
 _ZSTD: Any = CODECS[6]
 
 
@@ -33,7 +31,7 @@ class RawPack(NamedTuple):
 
 
 def open_packs(raws: Sequence[RawPack], sizes: Sequence[int], seq_len: int) -> list[PackContent]:
-    """Open some packs of one output, a page of each column holding one pack.
+    """Open some packs of one output, a page of each column holding one pack. Only where there is compiled code.
 
     Args:
         raws: The packs, from any shards; at least one.
@@ -45,10 +43,10 @@ def open_packs(raws: Sequence[RawPack], sizes: Sequence[int], seq_len: int) -> l
         and values are not looked at; `lay_row` checks them.
 
     Raises:
-        Unfamiliar: Something is damaged, or written in another way, or there is no compiled code.
+        Unfamiliar: Something is damaged, or written in another way.
     """
     codec, num_columns = raws[0].codecs[0], len(raws[0].pages)
-    if native is None or any(raw.codecs != (codec,) * num_columns for raw in raws):
+    if any(raw.codecs != (codec,) * num_columns for raw in raws):
         raise Unfamiliar("codecs that differ")
     pages: list[bytes] = []
     num_values: list[int] = []

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from packsvc.compiled import native
 from packsvc.plan import decreasing, ffd
 from packsvc.plan.decreasing import Histogram, place_by_plan, plan_histogram
+from tests.marks import needs_compiled
 
-pytestmark = pytest.mark.skipif(native is None, reason="no C compiler was there to build packsvc._native")
+pytestmark = needs_compiled
 
 
 @settings(max_examples=200)

@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 from packsvc.compiled import native
 from packsvc.shards import PageReader, RawPack, RecentlyUsed, ShardReader, Unfamiliar, open_packs
 from packsvc.shards.page_index import page_head
-from packsvc.shards.page_values import CODECS
 from packsvc.storage import Store
 from packsvc.types import PackColumns
+from tests.marks import needs_compiled
 from tests.shards.test_pages import PLAN_ID
 
-pytestmark = pytest.mark.skipif(native is None, reason="no C compiler was there to build packsvc._native")
+pytestmark = needs_compiled
 
 LENGTHS = [3000, 2000, 1096, 4096, 9, 3000] * 4
-ZSTD = CODECS[6]
 
 
 def paged(store: Store, entry: Any, seq_len: int) -> PageReader:

@@ -23,6 +23,7 @@ from packsvc.shards import pages as pages_module
 from packsvc.shards.page_index import Unfamiliar, page_head, page_locations, page_minima, varint
 from packsvc.storage import Store
 from packsvc.types import PackColumns
+from tests.marks import needs_compiled
 
 PLAN_ID = "p" * 64
 LENGTHS = np.random.default_rng(5).integers(2, 60, 80).tolist()
@@ -270,7 +271,7 @@ def zigzag(value: int) -> bytes:
     return bytes([*raw, number])
 
 
-@pytest.mark.skipif(native is None, reason="no C compiler was there to build packsvc._native")
+@needs_compiled
 @settings(max_examples=200)
 @given(st.lists(st.tuples(*[st.integers(0, 2**40)] * 3), max_size=20), st.data())
 def test_an_offset_index_is_read_by_compiled_code_as_by_numpy(rows: list[tuple[int, int, int]], data: Any) -> None:

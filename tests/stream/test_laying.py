@@ -21,8 +21,9 @@ from tests.stream.outputs import PAD, encoded
 
 from packsvc.assemble import assemble  # isort: skip
 from packsvc.plan import place  # isort: skip
+from tests.marks import needs_compiled
 
-pytestmark = pytest.mark.skipif(native is None, reason="no C compiler was there to build packsvc._native")
+pytestmark = needs_compiled
 
 COUNTS = ("num_segments", "num_tokens", "num_loss_tokens", "sum_squared_lengths")
 

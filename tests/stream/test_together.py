@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packsvc.compiled import native
 from packsvc.errors import DamageError
 from packsvc.storage import Store
 from packsvc.stream import PackStream
 from packsvc.stream.epoch import runs
 from packsvc.stream.prefetch import prefetch
 from packsvc.stream.source import PackSource
+from tests.marks import needs_compiled
 from tests.stream.oracle import fields_of, slow_batch
 from tests.stream.outputs import Written, write_output
 
@@ -29,14 +29,11 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return write_output(tmp_path_factory.mktemp("long"), [8, 3, 8], seq_len=SEQ_LEN, mean_length=300)
 
 
-compiled = pytest.mark.skipif(native is None, reason="no C compiler was there to build packsvc._native")
-
-
 def refuse(*_: object) -> None:
     raise AssertionError("read in the other way")
 
 
-@compiled
+@needs_compiled
 @pytest.mark.parametrize("options", [{}, {"layout": "padded"}, {"align": 4}, {"remainder": "pad", "world_size": 3}])
 @pytest.mark.parametrize("threads", [0, 2])
 def test_equals_reading_one_by_one(long: Written, monkeypatch: pytest.MonkeyPatch, options: dict, threads: int):
@@ -58,7 +55,7 @@ def test_equals_reading_one_by_one(long: Written, monkeypatch: pytest.MonkeyPatc
     assert all(first[name] == slow[name] for name in ("input_ids", "labels", "position_ids", "seq_idx", "cu_seqlens"))
 
 
-@compiled
+@needs_compiled
 def test_weights_are_read_together_too(tmp_path, monkeypatch: pytest.MonkeyPatch):
     out = write_output(tmp_path / "o", [5], seq_len=SEQ_LEN, mean_length=300, weights=True)
     with monkeypatch.context() as patch:
@@ -69,7 +66,7 @@ def test_weights_are_read_together_too(tmp_path, monkeypatch: pytest.MonkeyPatch
     assert [fields_of(batch) for batch in PackStream(out.path, batch_packs=2)] == together
 
 
-@compiled
+@needs_compiled
 def test_a_mixture_is_read_together_too(long: Written, tmp_path, monkeypatch: pytest.MonkeyPatch):
     other = write_output(tmp_path / "o", [9], seq_len=SEQ_LEN, mean_length=200, seed=4)
     outputs = {long.path: long, other.path: other}
@@ -129,7 +126,7 @@ def opened(out: Written) -> PackSource:
     return PackSource(Store(out.path), out.manifest)
 
 
-@compiled
+@needs_compiled
 def test_what_is_kept_of_a_shard_is_not_kept_when_it_is_opened_again(long: Written):
     source = opened(long)
     packs = np.array([3, 0])
