@@ -402,6 +402,23 @@ static int bit_at(const uint8_t *bits, int64_t place)
     return bits[place >> 3] >> (place & 7) & 1;
 }
 
+/* How many of the first `count` bits are set. */
+static int64_t ones_in(const uint8_t *bits, int64_t count)
+{
+    int64_t found = 0, i = 0;
+    for (; i + 64 <= count; i += 64) { /* halves, quarters and bytes of the word side by side; no instruction is needed */
+        uint64_t word;
+        memcpy(&word, bits + i / 8, 8);
+        word -= word >> 1 & 0x5555555555555555u;
+        word = (word & 0x3333333333333333u) + (word >> 2 & 0x3333333333333333u);
+        word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0Fu;
+        found += (int64_t)(word * 0x0101010101010101u >> 56);
+    }
+    for (; i < count; i++)
+        found += bit_at(bits, i);
+    return found;
+}
+
 typedef struct {
     Bytes content[4]; /* of its pages: ids, mask, boundaries, and weights where there are any */
     const uint8_t *ids, *mask, *bounds, *weights;
@@ -430,7 +447,7 @@ static int check_pack(Pack *pack, int64_t seq_len)
     if (int32_at(pack->bounds, 0) != 0 || int32_at(pack->bounds, num_bounds - 1) != seq_len
         || int32_at(pack->bounds, segments) != tokens)
         return 0;
-    int64_t squares = 0, start = 0, targets = 0;
+    int64_t squares = 0, start = 0;
     for (int64_t i = 1; i < num_bounds; i++) {
         int64_t stop = int32_at(pack->bounds, i);
         if (stop <= start || stop > seq_len)
@@ -442,17 +459,15 @@ static int check_pack(Pack *pack, int64_t seq_len)
         }
         start = stop;
     }
-    for (int64_t byte = 0; byte < mask_size; byte++) {
+    for (int64_t byte = tokens / 8; byte < mask_size; byte++) {
         unsigned within = 0xFF;
         if (8 * byte + 8 > seq_len) /* what fills the last byte is no token */
             within = (1u << (seq_len - 8 * byte)) - 1;
         unsigned bits = pack->mask[byte] & within;
-        if (8 * byte + 8 > tokens && (8 * byte >= tokens ? bits : bits >> (tokens - 8 * byte)))
+        if (8 * byte >= tokens ? bits : bits >> (tokens - 8 * byte))
             return 0; /* the tail has loss */
-        for (; bits; bits &= bits - 1)
-            targets++;
     }
-    return targets == pack->num_targets && squares == pack->squares;
+    return ones_in(pack->mask, tokens) == pack->num_targets && squares == pack->squares;
 }
 
 typedef struct {
