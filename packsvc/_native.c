@@ -1,10 +1,10 @@
 /* Inner loops that numpy has no words for: pages opened, packs laid into the row of a batch, lengths placed into bins.
 
 For the reader Python and numpy cost more, call by call, than decompressing does; and each length that is placed moves
-a cursor of its own. Everything has a twin in numpy, and is checked as the twin checks it: `shards/page_values.py`,
-`stream/geometry.py`, `stream/collate.py`, `plan/decreasing.py`. Where pages and packs are not as expected the answer is
-None, never an error: whoever asked goes to the twin, which reads them or says what is wrong with them. All functions
-let other threads run while they work. They keep no state.
+a cursor of its own. Everything has a twin in Python, and is checked as the twin checks it: `shards/thrift.py`,
+`shards/page_index.py`, `shards/page_values.py`, `stream/geometry.py`, `stream/collate.py`, `plan/decreasing.py`. Where
+footers, pages and packs are not as expected the answer is None, never an error: whoever asked goes to the twin, which
+reads them or says what is wrong with them. Work on tokens and lengths lets other threads run. Nothing keeps a state.
 
 Built against the stable ABI: one library for every Python from 3.11.
 */
@@ -105,6 +105,13 @@ static uint32_t crc32_of(const uint8_t *at, size_t size)
 typedef struct {
     const uint8_t *at, *end;
 } Bytes;
+
+static int32_t int32_at(const uint8_t *values, int64_t place)
+{
+    int32_t value;
+    memcpy(&value, values + 4 * place, 4);
+    return value;
+}
 
 /* The next variable-length integer. */
 static int varint(Bytes *bytes, uint64_t *value)
@@ -305,36 +312,218 @@ failed:
     return NULL;
 }
 
-/* Fills in (offset, size, first row) of the pages of an offset index. */
-static int locations(Bytes index, int64_t count, int64_t *values)
+/* --- footers and page indexes ----------------------------------------------------------------------------------- */
+
+/* Thrift's compact protocol. Kinds of values; numbers, bytes, lists and structs are all that Parquet's footers have. */
+enum { TRUE = 1, FALSE, INT8, INT16, INT32, INT64, BINARY = 8, LIST, STRUCT = 12 };
+#define DEEPEST 16
+
+static int64_t zigzag(uint64_t value)
+{
+    return (int64_t)(value >> 1) ^ -(int64_t)(value & 1);
+}
+
+static PyObject *thrift_struct(Bytes *bytes, int depth);
+
+/* The size of a list that is not longer than what is left of the bytes, and the kind of its items; 0: another form. */
+static int list_head(Bytes *bytes, uint64_t *size, int *kind)
+{
+    if (bytes->at == bytes->end)
+        return 0;
+    *kind = *bytes->at & 0x0F;
+    *size = *bytes->at++ >> 4;
+    if (*size == 15 && !varint(bytes, size))
+        return 0;
+    return *size <= (uint64_t)(bytes->end - bytes->at);
+}
+
+/* The next value; NULL without an error set where it has another form. */
+static PyObject *thrift_value(Bytes *bytes, int kind, int depth)
+{
+    uint64_t value;
+    switch (kind) {
+    case TRUE:
+    case FALSE:
+        return PyBool_FromLong(kind == TRUE);
+    case INT16:
+    case INT32:
+    case INT64:
+        return varint(bytes, &value) ? PyLong_FromLongLong(zigzag(value)) : NULL;
+    case BINARY:
+        if (!varint(bytes, &value) || value > (uint64_t)(bytes->end - bytes->at))
+            return NULL;
+        bytes->at += value;
+        return PyBytes_FromStringAndSize((const char *)bytes->at - value, (Py_ssize_t)value);
+    case LIST: {
+        int item_kind;
+        if (!depth || !list_head(bytes, &value, &item_kind))
+            return NULL;
+        PyObject *list = PyList_New((Py_ssize_t)value);
+        for (uint64_t i = 0; list && i < value; i++) {
+            PyObject *item;
+            if (item_kind != TRUE && item_kind != FALSE)
+                item = thrift_value(bytes, item_kind, depth - 1);
+            else /* a byte each, which may have run out */
+                item = bytes->at == bytes->end ? NULL : PyBool_FromLong(*bytes->at++ == TRUE);
+            if (!item || PyList_SetItem(list, (Py_ssize_t)i, item) < 0)
+                Py_CLEAR(list);
+        }
+        return list;
+    }
+    case STRUCT:
+        return depth ? thrift_struct(bytes, depth - 1) : NULL;
+    }
+    return NULL;
+}
+
+static PyObject *thrift_struct(Bytes *bytes, int depth)
+{
+    PyObject *found = PyDict_New();
+    int64_t name = 0;
+    while (found && bytes->at < bytes->end) {
+        uint8_t head = *bytes->at++;
+        uint64_t raw;
+        if (!head)
+            return found;
+        if (head >> 4)
+            name += head >> 4;
+        else if (varint(bytes, &raw))
+            name = zigzag(raw);
+        else
+            break;
+        PyObject *value = thrift_value(bytes, head & 0x0F, depth), *key = value ? PyLong_FromLongLong(name) : NULL;
+        int is_set = key && PyDict_SetItem(found, key, value) == 0;
+        Py_XDECREF(key);
+        Py_XDECREF(value);
+        if (!is_set)
+            break;
+    }
+    Py_XDECREF(found);
+    return NULL;
+}
+
+static PyObject *read_struct(PyObject *self, PyObject *object)
+{
+    Bytes bytes;
+    (void)self;
+    if (!bytes_in(object, &bytes))
+        return NULL;
+    PyObject *found = thrift_struct(&bytes, DEEPEST);
+    if (found && bytes.at != bytes.end)
+        Py_CLEAR(found);
+    if (!found && !PyErr_Occurred())
+        Py_RETURN_NONE;
+    return found;
+}
+
+/* Enters the list that the next field is, of `count` items of a kind. */
+static int enter_list(Bytes *index, const char *field, int kind, int64_t count)
 {
     uint64_t said;
-    if (!follows(&index, "\x19", 1) || index.at == index.end || (*index.at & 0x0F) != 0x0C)
+    int said_kind;
+    return follows(index, field, 1) && list_head(index, &said, &said_kind) && said == (uint64_t)count
+           && (said_kind == kind || (kind == FALSE && said_kind == TRUE));
+}
+
+/* Fills in offsets and sizes of the pages of an offset index, which follow each other from `start` to `stop`. */
+static int locations(Bytes index, int64_t count, int64_t start, int64_t stop, int64_t per_page, int64_t *values)
+{
+    if (!enter_list(&index, "\x19", STRUCT, count))
         return 0;
-    said = *index.at++ >> 4;
-    if (said == 15 && !varint(&index, &said))
-        return 0;
-    if (said != (uint64_t)count)
-        return 0;
-    for (int64_t i = 0; i < count; i++, values += 3)
-        if (!field(&index, "\x16", 1, values) || !field(&index, "\x15", 1, values + 1)
-            || !field(&index, "\x16", 1, values + 2) || !follows(&index, "\x00", 1))
+    for (int64_t i = 0; i < count; i++) {
+        int64_t row, *offset = values + i, *size = values + count + i;
+        if (!field(&index, "\x16", 1, offset) || !field(&index, "\x15", 1, size) || !field(&index, "\x16", 1, &row)
+            || !follows(&index, "\x00", 1) || *offset != start || *size > stop - start || row != i * per_page)
             return 0;
-    return follows(&index, "\x00", 1);
+        start += *size;
+    }
+    return start == stop && follows(&index, "\x00", 1) && index.at == index.end;
+}
+
+/* A list of integers. */
+static PyObject *list_of(const int64_t *values, int64_t count)
+{
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (int64_t i = 0; list && i < count; i++) {
+        PyObject *number = PyLong_FromLongLong(values[i]);
+        if (!number || PyList_SetItem(list, (Py_ssize_t)i, number) < 0)
+            Py_CLEAR(list);
+    }
+    return list;
 }
 
 static PyObject *page_locations(PyObject *self, PyObject *args)
 {
     PyObject *object;
     Bytes index;
-    long long count;
+    long long count, start, stop, per_page;
     (void)self;
-    if (!PyArg_ParseTuple(args, "SL", &object, &count) || !bytes_in(object, &index))
+    if (!PyArg_ParseTuple(args, "SLLLL", &object, &count, &start, &stop, &per_page) || !bytes_in(object, &index))
         return NULL;
-    if (count < 0 || count > index.end - index.at) /* each takes some bytes */
+    if (count < 0 || count > index.end - index.at || start < 0 || stop < start || per_page < 1 || per_page > INT32_MAX)
+        Py_RETURN_NONE; /* each page takes some bytes of the index */
+    int64_t *values = PyMem_Malloc(16 * (size_t)count + 1);
+    if (!values)
+        return PyErr_NoMemory();
+    PyObject *offsets = NULL, *sizes = NULL;
+    int is_well = locations(index, count, start, stop, per_page, values);
+    if (is_well) {
+        offsets = list_of(values, count);
+        sizes = list_of(values + count, count);
+    }
+    PyMem_Free(values);
+    if (!is_well)
         Py_RETURN_NONE;
-    PyObject *found = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(24 * count));
-    if (found && !locations(index, count, (int64_t *)PyBytes_AsString(found))) {
+    if (!offsets || !sizes) {
+        Py_XDECREF(offsets);
+        Py_XDECREF(sizes);
+        return NULL;
+    }
+    return Py_BuildValue("NN", offsets, sizes);
+}
+
+/* Fills in the smallest value of each page from a column index, where it is the largest too and no page is all null. */
+static int minima(Bytes index, int64_t count, int64_t width, int64_t *values)
+{
+    if (!enter_list(&index, "\x19", FALSE, count) || index.end - index.at < count)
+        return 0;
+    for (int64_t i = 0; i < count; i++)
+        if (*index.at++ & ~FALSE) /* 0 by some writers */
+            return 0;
+    for (int is_largest = 0; is_largest < 2; is_largest++) {
+        if (!enter_list(&index, "\x19", BINARY, count) || index.end - index.at < count * (1 + width))
+            return 0;
+        for (int64_t i = 0; i < count; i++) {
+            int64_t value;
+            if (*index.at++ != width)
+                return 0;
+            if (width == 8)
+                memcpy(&value, index.at, 8);
+            else
+                value = int32_at(index.at, 0);
+            index.at += width;
+            if (!is_largest)
+                values[i] = value;
+            else if (values[i] != value)
+                return 0;
+        }
+    }
+    return 1;
+}
+
+static PyObject *page_minima(PyObject *self, PyObject *args)
+{
+    PyObject *object;
+    Bytes index;
+    long long count;
+    int width;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "SLi", &object, &count, &width) || !bytes_in(object, &index))
+        return NULL;
+    if (count < 0 || count > index.end - index.at || (width != 4 && width != 8))
+        Py_RETURN_NONE;
+    PyObject *found = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(8 * count));
+    if (found && !minima(index, count, width, (int64_t *)PyBytes_AsString(found))) {
         Py_DECREF(found);
         Py_RETURN_NONE;
     }
@@ -388,13 +577,6 @@ static const uint8_t *values_in(Bytes content, int64_t count, int64_t size)
     if (!levels_are(&content, count, 0) || !levels_are(&content, count, 1) || content.end - content.at != size)
         return NULL;
     return content.at;
-}
-
-static int32_t int32_at(const uint8_t *values, int64_t place)
-{
-    int32_t value;
-    memcpy(&value, values + 4 * place, 4);
-    return value;
 }
 
 static int bit_at(const uint8_t *bits, int64_t place)
@@ -895,7 +1077,10 @@ static PyObject *crc32(PyObject *self, PyObject *object)
 static PyMethodDef methods[] = {
     {"crc32", crc32, METH_O, "crc32(data)\n\nAs zlib.crc32."},
     {"read_ranges", read_ranges, METH_VARARGS, "read_ranges(descriptor, ranges)\n\nSee _native.pyi."},
-    {"page_locations", page_locations, METH_VARARGS, "page_locations(index, num_pages)\n\nSee _native.pyi."},
+    {"read_struct", read_struct, METH_O, "read_struct(data)\n\nSee _native.pyi."},
+    {"page_locations", page_locations, METH_VARARGS,
+     "page_locations(index, num_pages, start, stop, packs_per_page)\n\nSee _native.pyi."},
+    {"page_minima", page_minima, METH_VARARGS, "page_minima(index, num_pages, width)\n\nSee _native.pyi."},
     {"open_pages", open_pages, METH_VARARGS, "open_pages(pages, num_values, is_zstd)\n\nSee _native.pyi."},
     {"lay_row", lay_row, METH_VARARGS,
      "lay_row(packs, counts, seq_len, align, pad_id, padded, num_repeated)\n\nSee _native.pyi."},

@@ -17,13 +17,16 @@ def read_ranges(descriptor: int, ranges: list[tuple[int, int]], /) -> list[bytes
         OSError: One cannot be read.
     """
 
-def page_locations(index: bytes, num_pages: int, /) -> bytes | None:
-    """The pages of an offset index.
+def read_struct(data: bytes, /) -> dict[int, Any] | None:
+    """As `shards.thrift.read_struct`; None where that raises."""
 
-    Returns:
-        (pages, 3) int64 offset, size with header, and first row; None where it has another number of pages or another
-        form.
-    """
+def page_locations(
+    index: bytes, num_pages: int, start: int, stop: int, packs_per_page: int, /
+) -> tuple[list[int], list[int]] | None:
+    """As `shards.page_index.page_locations`; None where that raises."""
+
+def page_minima(index: bytes, num_pages: int, width: int, /) -> bytes | None:
+    """As `shards.page_index.page_minima`, as the bytes of int64 values; None where that raises."""
 
 def open_pages(
     pages: list[bytes], num_values: list[int], is_zstd: bool, /

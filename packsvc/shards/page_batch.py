@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from packsvc.compiled import native
-from packsvc.shards.page_index import Unfamiliar
 from packsvc.shards.page_values import CODECS
+from packsvc.shards.thrift import Unfamiliar
 
 if TYPE_CHECKING:
     from packsvc._native import PackContent

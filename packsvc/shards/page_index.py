@@ -1,8 +1,8 @@
-"""The few structures of Parquet that pyarrow does not hand out: page index and page headers.
+"""Page index and page headers of Parquet, which pyarrow does not hand out.
 
-They are read from their bytes in Thrift's compact protocol, many at a time: a field is one byte that names it and a
-variable-length integer. Only the forms that Arrow's writer uses are known here. Anything else is `Unfamiliar`, and
-whoever asked goes to pyarrow: it is either a foreign file or a damaged one, and pyarrow tells which.
+They are read from their bytes in Thrift's compact protocol, many fields at a time: a field is one byte that names it
+and a variable-length integer. Only the forms that Arrow's writer uses are known here. Anything else is `Unfamiliar`,
+and whoever asked goes to pyarrow: it is either a foreign file or a damaged one, and pyarrow tells which.
 """
 
 from __future__ import annotations
@@ -15,31 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packsvc.compiled import native
+from packsvc.shards.thrift import Bytes, Unfamiliar, read_struct
 
-Bytes = bytes | memoryview
 _INT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
-_CHUNK_END = re.compile(b"\x00\x16(" + _INT + b")\x15(" + _INT + b")(?:\x16(" + _INT + b")\x15(" + _INT + b"))?\x00")
-"""Fields 4 to 7 of a ColumnChunk, after the struct of field 3: where its offset index and its column index are."""
 _DATA_PAGE = re.compile(
     b"\x15\x00\x15(" + _INT + b")\x15(" + _INT + b")\x15(" + _INT + b")\x1c\x15(" + _INT + b")\x15\x00\x15\x06\x15\x06"
     rb"(?:\x00\x00|\x1c)"
 )
 """PageHeader of a version 1 data page with a checksum, PLAIN values and RLE levels; 1c: statistics follow."""
-_LOCATION = (0x16, 0x15, 0x16, 0x00)
-"""What stands around the three numbers of a PageLocation."""
-
-
-class Unfamiliar(Exception):
-    """Not a form that is read here; pyarrow may know it."""
-
-
-class IndexPlace(NamedTuple):
-    """Where the indexes of one column chunk are in the file."""
-
-    offset_index: tuple[int, int]
-    """First byte and length."""
-    column_index: tuple[int, int] | None
-    """None where the column has no statistics."""
 
 
 class PageHead(NamedTuple):
@@ -53,110 +36,66 @@ class PageHead(NamedTuple):
     num_values: int
 
 
-def index_places(footer: Bytes, footer_start: int, num_chunks: int) -> list[IndexPlace]:
-    """Where the indexes of all column chunks are, in the order of the footer.
-
-    The footer is searched, not parsed. What is found is believed only where it accounts for every chunk and where
-    the offset indexes fill the file up to the footer, without a gap, after the column indexes.
+def page_locations(
+    index: bytes, num_pages: int, start: int, stop: int, packs_per_page: int
+) -> tuple[list[int], list[int]]:
+    """First byte and size, header included, of each page that an offset index names.
 
     Args:
-        footer: The FileMetaData.
-        footer_start: Where it begins in the file.
-        num_chunks: Row groups times columns.
+        index: The offset index.
+        num_pages: How many pages there must be.
+        start, stop: The bytes that they must fill, one page after the other.
+        packs_per_page: How many rows each must begin after the one before it.
 
     Raises:
-        Unfamiliar: There is no page index, or it lies otherwise.
-    """
-    parts = [part for match in _CHUNK_END.findall(footer) for part in match]
-    raw = np.frombuffer(b"".join([part or b"\0" for part in parts]), dtype=np.uint8)
-    numbers = (_varints(raw, np.flatnonzero(raw < 0x80)) >> 1).reshape(-1, 4).tolist()
-    places = [IndexPlace((a, b), (c, d) if c else None) for a, b, c, d in numbers]
-    columns = [place.column_index for place in places if place.column_index is not None]
-    spans = columns + [place.offset_index for place in places]
-    ends = [start + length for start, length in spans]
-    follow = all(end == start for end, (start, _) in zip(ends, spans[1:], strict=False))
-    if len(places) != num_chunks or not spans or ends[-1] != footer_start or not follow:
-        raise Unfamiliar("page index")
-    return places
-
-
-def chunk_codecs(footer: Bytes, column: str, num_groups: int) -> list[int]:
-    """The codec of a list column in each row group, by Parquet's numbers.
-
-    pyarrow gives it too, but aborts the process where the number is none that it knows.
-
-    Raises:
-        Unfamiliar: The footer does not name the column as often as there are row groups.
-    """
-    parts = [column.encode(), b"list", b"element"]
-    path = b"\x19\x38" + b"".join(bytes([len(part)]) + part for part in parts) + b"\x15"
-    found = re.findall(re.escape(path) + b"([\x00-\x7f])", footer)
-    if len(found) != num_groups:
-        raise Unfamiliar("column chunks")
-    return [varint(codec) for codec in found]
-
-
-def page_locations(index: Bytes, num_pages: int) -> NDArray[np.int64]:
-    """An offset index as (pages, 3) of offset, size with header, and first row.
-
-    Raises:
-        Unfamiliar: It has another number of pages or another form.
+        Unfamiliar: They do otherwise, or the index has another form.
     """
     if native is not None:
-        found = native.page_locations(bytes(index), num_pages)
+        found: tuple[list[int], list[int]] | None
+        found = native.page_locations(index, num_pages, start, stop, packs_per_page)
         if found is None:
             raise Unfamiliar("offset index")
-        return np.frombuffer(found, dtype=np.int64).reshape(num_pages, 3)
-    body = _list_of(index, 0x19, 0x0C, num_pages)
-    raw = np.frombuffer(index, dtype=np.uint8)[body:]
-    ends = np.flatnonzero(raw < 0x80)
-    wanted = 7 * num_pages
-    if len(ends) <= wanted or (wanted and raw[ends[wanted]] != 0):
-        raise Unfamiliar("offset index")
-    values = _varints(raw[: int(ends[wanted - 1]) + 1] if wanted else raw[:0], ends[:wanted]).reshape(num_pages, 7)
-    if (values[:, [0, 2, 4, 6]] != _LOCATION).any() or (values[:, [1, 3, 5]] & 1).any():
-        raise Unfamiliar("offset index")
-    return values[:, [1, 3, 5]] >> 1
+        return found
+    pages: Any = read_struct(index).get(1)
+    try:
+        offsets, sizes, rows = ([page[field] for page in pages] for field in (1, 2, 3))
+    except (TypeError, KeyError):
+        raise Unfamiliar("offset index") from None
+    ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+    if [*offsets, stop] != [start, *ends] or rows != list(range(0, num_pages * packs_per_page, packs_per_page)):
+        raise Unfamiliar("pages")
+    return offsets, sizes
 
 
-def page_minima(indexes: NDArray[np.uint8], num_pages: int, dtype: Any) -> NDArray[Any]:
-    """The smallest value of each page from column indexes, where it is the largest too.
-
-    Args:
-        indexes: (indexes, bytes) of some that have the same size and number of pages.
-        num_pages: Pages of each.
-        dtype: Of the values.
-
-    Returns:
-        (indexes, pages)
+def page_minima(index: bytes, num_pages: int, dtype: Any) -> NDArray[np.int64]:
+    """(pages,) the smallest value of each page from a column index, where it is the largest too.
 
     Raises:
-        Unfamiliar: Pages have several values, nulls, or an index has another form.
+        Unfamiliar: Pages have several values, nulls, or the index has another form.
     """
     width = np.dtype(dtype).itemsize
-    first = indexes[0].tobytes()
-    nulls = _list_of(first, 0x19, 0x02, num_pages, other_kind=0x01)
-    place = nulls + num_pages
-    heads = [slice(0, nulls)]
-    has_nulls = (indexes[:, nulls:place] & ~np.uint8(2)).any()
-    found = []
+    if native is not None:
+        found = native.page_minima(index, num_pages, width)
+        if found is None:
+            raise Unfamiliar("column index")
+        return np.frombuffer(found, dtype=np.int64)
+    place = _list_of(index, 0x19, 0x02, num_pages, other_kind=0x01)
+    if any(index[place : place + num_pages].translate(None, b"\0\2")):
+        raise Unfamiliar("column index")
+    place += num_pages
+    tables = []
     for _ in ("smallest", "largest"):
-        start = place + _list_of(first[place:], 0x19, 0x08, num_pages)
-        heads.append(slice(place, start))
-        place = start + num_pages * (1 + width)
-        if place > len(first):
+        place += _list_of(index[place:], 0x19, 0x08, num_pages)
+        size = num_pages * (1 + width)
+        if place + size > len(index):
             raise Unfamiliar("column index")
-        table = indexes[:, start:place].reshape(len(indexes), num_pages, 1 + width)
-        if (table[:, :, 0] != width).any():
-            raise Unfamiliar("column index")
-        found.append(np.ascontiguousarray(table[:, :, 1:]))
-    # What is not a value says where values are; it was read in the first index, and must be the same in the others.
-    if has_nulls or any((indexes[:, head] != indexes[0, head]).any() for head in heads):
+        tables.append(np.frombuffer(index, np.uint8, size, place).reshape(num_pages, 1 + width))
+        place += size
+    if (tables[0][:, 0] != width).any() or not np.array_equal(tables[0], tables[1]):
         raise Unfamiliar("column index")
-    if not np.array_equal(found[0], found[1]):
-        raise Unfamiliar("column index")
-    values: NDArray[Any] = found[0].view(np.dtype(dtype).newbyteorder("<")).reshape(len(indexes), num_pages)
-    return values
+    values = np.ascontiguousarray(tables[0][:, 1:]).view(np.dtype(dtype).newbyteorder("<"))
+    minima: NDArray[np.int64] = values.ravel().astype(np.int64)
+    return minima
 
 
 def page_head(page: Bytes) -> PageHead | None:
@@ -218,23 +157,6 @@ def _list_of(index: Bytes, field: int, kind: int, size: int, *, other_kind: int 
     if count != size:
         raise Unfamiliar("list")
     return place
-
-
-def _varints(raw: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """All variable-length integers of some bytes, not zigzag; `ends` are their last bytes."""
-    if not len(ends):
-        return np.zeros(0, dtype=np.int64)
-    starts = np.concatenate(([0], ends[:-1] + 1))
-    lengths = ends - starts + 1
-    longest = int(lengths.max())
-    if longest > 9:
-        raise Unfamiliar("integer")
-    padded = np.concatenate((raw, np.zeros(longest, dtype=np.uint8)))
-    values = np.zeros(len(ends), dtype=np.int64)
-    for place in range(longest):
-        byte = (padded[starts + place] & 0x7F).astype(np.int64) << (7 * place)
-        values += np.where(lengths > place, byte, 0)
-    return values
 
 
 def _levels(block: Bytes, count: int) -> NDArray[np.uint8]:

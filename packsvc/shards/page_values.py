@@ -16,7 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from packsvc.errors import DamageError
-from packsvc.shards.page_index import PageHead, Unfamiliar, level_blocks_end, page_head, repetition_starts
+from packsvc.shards.page_index import PageHead, level_blocks_end, page_head, repetition_starts
+from packsvc.shards.thrift import Unfamiliar
 
 CODECS = {0: None, 1: pa.Codec("snappy"), 6: pa.Codec("zstd"), 7: pa.Codec("lz4_raw")}
 """By the numbers of Parquet. They keep no state, so that threads may share them."""

@@ -14,6 +14,7 @@ process. It costs the same. Safe under threads.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from bisect import bisect_right
@@ -27,24 +28,21 @@ from numpy.typing import NDArray
 
 from packsvc.compiled import native
 from packsvc.errors import DamageError, StorageError
-from packsvc.shards.layout import COUNT_COLUMNS, packs_per_page
+from packsvc.shards.footer import MAGIC, TAIL_BYTES, Chunk, Footer, Leaf, Span
+from packsvc.shards.layout import COUNT_COLUMNS, packs_per_page, schema
 from packsvc.shards.page_batch import RawPack
-from packsvc.shards.page_index import (
-    IndexPlace,
-    Unfamiliar,
-    chunk_codecs,
-    index_places,
-    page_locations,
-    page_minima,
-)
+from packsvc.shards.page_index import page_locations, page_minima
 from packsvc.shards.page_values import CODECS, PackPages, PageDecoder
 from packsvc.shards.reader import ShardReader
 from packsvc.shards.recent import RecentlyUsed
+from packsvc.shards.thrift import Unfamiliar
 from packsvc.storage import retrying
 
 SMALL_BYTES = 1 << 17
 """Up to this a column of a row group is read whole: one read for all its pages, instead of one for each."""
-_PHYSICAL = {"input_ids": "INT32", "loss_mask": "BOOLEAN", "cu_seqlens": "INT32", "loss_weight": "FLOAT"}
+_TOKEN_COLUMNS = ["input_ids", "loss_mask", "cu_seqlens"]
+_PHYSICAL = {pa.bool_(): 0, pa.int32(): 1, pa.int64(): 2, pa.float32(): 4}
+"""Parquet's number for the type that values have in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +93,27 @@ class PageReader:
         self._kept = kept
         self._per_page = packs_per_page(shard.seq_len)
         self._lock = threading.Lock()
+        self._is_open = False
         self._local: _LocalFile | None = None
-        self._places: list[IndexPlace] | None = None
+        self._chunks: dict[str, list[Chunk]] = {}
+        """Of the columns that are read, one for each row group; empty: only pyarrow can read the file."""
         self._groups: dict[int, _Group] = {}
         self._columns: list[str] = []
-        self._numbers: dict[str, int] = {}
-        self._codecs: dict[str, list[int]] = {}
         self._decoder = PageDecoder(shard.where, shard.seq_len)
         self._offsets: list[int] = []
 
     @property
     def is_open(self) -> bool:
         """Whether it holds the file."""
-        return self._places is not None
+        return self._is_open
 
     def close(self) -> None:
         """Let go of the file; the next use opens it again. Who reads at this moment goes on to its end."""
         with self._lock:
             self.shard.close()
-            self._local, self._places = None, None
-            self._groups = {}
+            self._is_open = False
+            self._local = None
+            self._chunks, self._groups = {}, {}
 
     def counts(self) -> dict[str, NDArray[np.int64]]:
         """The count columns of the whole shard. Raises DamageError, StorageError."""
@@ -163,7 +162,7 @@ class PageReader:
 
     def _located(self, packs: Sequence[int]) -> list[tuple[_Group, int, int]]:
         """Row group and page of each pack."""
-        if self._places is None:
+        if not self._is_open:
             with self._lock:
                 self._open()
         per_page, offsets, groups = self._per_page, self._offsets, self._groups
@@ -178,50 +177,51 @@ class PageReader:
 
     def _open(self) -> None:
         """Called with the lock held."""
-        if self._places is not None:
+        if self._is_open:
             return
         shard = self.shard
-        metadata = shard.open().metadata
-        self._columns = ["input_ids", "loss_mask", "cu_seqlens"] + ["loss_weight"] * shard.loss_weights
         if shard.store.is_local:
             self._local = self._open_local()
-        self._offsets = shard.row_group_offsets.tolist()
-        self._places = []
+        else:
+            info = shard.store.info(shard.entry.path)
+            if info is None:
+                raise shard.gone()
+            shard.check_size(info.size_bytes)
         try:
-            self._numbers = self._column_numbers(metadata)
-            size = shard.entry.size_bytes
-            end = size - 8
-            footer = self._read([(end - metadata.serialized_size, metadata.serialized_size)])[0]
-            num_groups = metadata.num_row_groups
-            self._codecs = {name: chunk_codecs(footer, name, num_groups) for name in self._columns}
-            self._places = index_places(footer, end - metadata.serialized_size, num_groups * metadata.num_columns)
+            footer = self._read_footer()
+            weights = any(leaf.path[0] == b"loss_weight" for leaf in footer.leaves)
+            numbers = _column_numbers(footer, schema(shard.seq_len, weights))
+            columns = _TOKEN_COLUMNS + ["loss_weight"] * weights
+            groups = range(len(footer.group_rows))
+            chunks = {
+                name: [footer.chunk(group, numbers[name]) for group in groups] for name in (*columns, *COUNT_COLUMNS)
+            }
+            shard.check_identity(footer.metadata, footer.num_rows)
+            offsets = [0, *itertools.accumulate(footer.group_rows)]
         except Unfamiliar:
-            pass
+            columns = _TOKEN_COLUMNS + ["loss_weight"] * shard.loss_weights
+            chunks = {}
+            offsets = shard.row_group_offsets.tolist()
+        self._columns, self._chunks, self._offsets = columns, chunks, offsets
+        self._is_open = True
+
+    def _read_footer(self) -> Footer:
+        """Raises Unfamiliar, DamageError, StorageError."""
+        end = self.shard.entry.size_bytes - TAIL_BYTES
+        tail = self._read([(end, TAIL_BYTES)])[0] if end >= 0 else b""
+        size = int.from_bytes(tail[:4], "little")
+        if tail[4:] != MAGIC or size > end:
+            raise Unfamiliar("footer")
+        return Footer.read(self._read([(end - size, size)])[0])
 
     def _open_local(self) -> _LocalFile:
         shard = self.shard
         try:
             file = retrying(shard.where, lambda: _LocalFile(shard.store.path(shard.entry.path)))
         except FileNotFoundError as error:
-            raise DamageError(f"{shard.where}: the shard is gone, but the manifest names it") from error
-        if file.size != shard.entry.size_bytes:
-            raise DamageError(f"{shard.where}: {file.size} bytes, the manifest says {shard.entry.size_bytes}")
+            raise shard.gone() from error
+        shard.check_size(file.size)
         return file
-
-    def _column_numbers(self, metadata: Any) -> dict[str, int]:
-        """Places of the columns that are read, all of them as we write them. Raises Unfamiliar."""
-        found = {}
-        for number in range(metadata.num_columns):
-            column = metadata.schema.column(number)
-            name, dot, _ = column.path.partition(".")
-            levels = (column.max_definition_level, column.max_repetition_level)
-            if levels == ((1, 1) if dot else (0, 0)):
-                if name in _PHYSICAL and column.physical_type != _PHYSICAL[name]:
-                    continue
-                found[name] = number
-        if any(name not in found for name in (*self._columns, *COUNT_COLUMNS)):
-            raise Unfamiliar("schema")
-        return found
 
     def _open_group(self, number: int) -> _Group:
         with self._lock:
@@ -236,71 +236,49 @@ class PageReader:
 
     def _locate(self, number: int, num_packs: int) -> tuple[tuple[tuple[list[int], list[int]], ...], tuple[Any, ...]]:
         """Pages of the columns that are read, where they lie as they must. Raises Unfamiliar."""
-        if not self._places:
-            raise Unfamiliar("page index")
-        metadata = self.shard.open().metadata
-        row_group = metadata.row_group(number)
-        per_page = self._per_page
-        num_pages = -(-num_packs // per_page)
-        spans = [self._places[number * metadata.num_columns + self._numbers[name]] for name in self._columns]
-        indexes = self._read([span.offset_index for span in spans])
+        if not self._chunks:
+            raise Unfamiliar("footer")
+        num_pages = -(-num_packs // self._per_page)
+        chunks = [self._chunks[name][number] for name in self._columns]
+        indexes = self._read([self._inside(chunk.offset_index) for chunk in chunks])
         places, codecs = [], []
-        for name, index in zip(self._columns, indexes, strict=True):
-            begin, length, codec = self._chunk(row_group, number, name)
-            table = page_locations(index, num_pages)
-            offsets, sizes, rows = table.T
-            ends = offsets + sizes
-            if (
-                offsets[0] != begin
-                or ends[-1] != begin + length
-                or (ends[:-1] != offsets[1:]).any()
-                or (rows != np.arange(num_pages) * per_page).any()
-            ):
-                raise Unfamiliar("pages")
-            places.append((offsets.tolist(), sizes.tolist()))
-            codecs.append(codec)
+        for chunk, index in zip(chunks, indexes, strict=True):
+            start, length = self._inside(chunk.pages)
+            places.append(page_locations(index, num_pages, start, start + length, self._per_page))
+            if chunk.codec not in CODECS:
+                raise Unfamiliar("codec")
+            codecs.append(CODECS[chunk.codec])
         return tuple(places), tuple(codecs)
-
-    def _chunk(self, row_group: Any, number: int, name: str) -> tuple[int, int, Any]:
-        """First byte, length and codec of a column chunk. Raises Unfamiliar."""
-        codec = self._codecs[name][number]
-        try:
-            chunk = row_group.column(self._numbers[name])
-            span = chunk.data_page_offset, chunk.total_compressed_size
-        except (IndexError, pa.ArrowException, OSError):
-            raise Unfamiliar("column chunk") from None
-        if codec not in CODECS or chunk.has_dictionary_page:
-            raise Unfamiliar("codec")
-        return (*span, CODECS[codec])
 
     def _counts_of_index(self) -> dict[str, NDArray[np.int64]]:
         """Counts from the column indexes: a page of one pack has its value as its smallest and largest."""
-        shard = self.shard
-        if not self._places or self._per_page > 1:
+        offsets, chunks = self._offsets, self._chunks
+        if not chunks or self._per_page > 1 or len(offsets) < 2:
             raise Unfamiliar("column index")
-        num_columns = shard.open().metadata.num_columns
-        firsts = shard.row_group_offsets
-        sizes = np.diff(firsts).tolist()
-        found = {name: np.zeros(firsts[-1], dtype=np.int64) for name in COUNT_COLUMNS}
-        # Indexes of equal form are read at once: most row groups have as many packs.
-        alike: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
-        for group, size in enumerate(sizes):
+        spans = [
+            self._inside(of_column[group].column_index)
+            for group in range(len(offsets) - 1)
+            for of_column in (chunks[name] for name in COUNT_COLUMNS)
+        ]
+        # They follow each other, so that one read is enough, and none stands for two columns.
+        bounds = [bound for start, length in spans for bound in (start, start + length)]
+        if bounds != sorted(bounds):
+            raise Unfamiliar("column index")
+        begin = bounds[0]
+        (region,) = self._read([(begin, bounds[-1] - begin)])
+        found = {name: np.zeros(offsets[-1], dtype=np.int64) for name in COUNT_COLUMNS}
+        indexes = iter(region[start - begin : start - begin + length] for start, length in spans)
+        for first, stop in itertools.pairwise(offsets):
             for name in COUNT_COLUMNS:
-                span = self._places[group * num_columns + self._numbers[name]].column_index
-                if span is None:
-                    raise Unfamiliar("column index")
-                alike.setdefault((name, size, span[1]), []).append((int(firsts[group]), span[0]))
-        if not alike:
-            raise Unfamiliar("column index")
-        start = min(begin for places in alike.values() for _, begin in places)
-        stop = max(begin + length for (_, _, length), places in alike.items() for _, begin in places)
-        region = np.frombuffer(self._read([(start, stop - start)])[0], dtype=np.uint8)
-        for (name, size, length), places in alike.items():
-            dtype = np.int64 if name == "sum_squared_lengths" else np.int32
-            indexes = np.stack([region[begin - start : begin - start + length] for _, begin in places])
-            for (first, _), values in zip(places, page_minima(indexes, size, dtype), strict=True):
-                found[name][first : first + size] = values
+                dtype = np.int64 if name == "sum_squared_lengths" else np.int32
+                found[name][first:stop] = page_minima(next(indexes), stop - first, dtype)
         return found
+
+    def _inside(self, span: Span | None) -> Span:
+        """Bytes of the file, which the footer names. Raises Unfamiliar where it has none of these."""
+        if span is None or sum(span) > self.shard.entry.size_bytes:
+            raise Unfamiliar("footer")
+        return span
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -421,6 +399,25 @@ class PageReader:
             )
             for i in range(stop - start)
         ]
+
+
+def _column_numbers(footer: Footer, columns: pa.Schema) -> dict[str, int]:
+    """Places of all columns of a shard, each as we write it. Raises Unfamiliar."""
+    found = {}
+    for number, leaf in enumerate(footer.leaves):
+        name = leaf.path[0].decode("utf-8", "replace")
+        place = columns.get_field_index(name)
+        if place < 0:
+            continue
+        kind = columns.field(place).type
+        wanted = Leaf((leaf.path[0],), _PHYSICAL.get(kind, -1), 0, 0)
+        if pa.types.is_list(kind):
+            wanted = Leaf((leaf.path[0], b"list", b"element"), _PHYSICAL[kind.value_type], 1, 1)
+        if leaf == wanted:
+            found[name] = number
+    if len(found) < len(columns):
+        raise Unfamiliar("schema")
+    return found
 
 
 def _small_spans(places: Sequence[tuple[list[int], list[int]]]) -> tuple[tuple[int, int] | None, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -97,12 +97,14 @@ class ShardReader:
         if self._file is None:
             info = self.store.info(self.entry.path)
             if info is None:
-                raise DamageError(f"{self.where}: the shard is gone, but the manifest names it")
-            if info.size_bytes != self.entry.size_bytes:
-                raise DamageError(f"{self.where}: {info.size_bytes} bytes, the manifest says {self.entry.size_bytes}")
+                raise self.gone()
+            self.check_size(info.size_bytes)
             self._file = self._guarded(self._open_file)
             try:
-                self._check_identity(self._file)
+                found = self._file.metadata
+                stored = {k.decode(): v.decode("utf-8", "replace") for k, v in (found.metadata or {}).items()}
+                self.check_identity(stored, found.num_rows)
+                self._check_columns(self._file)
             except BaseException:
                 self.close()
                 raise
@@ -162,9 +164,43 @@ class ShardReader:
         try:
             digest = hashlib.sha256(self.store.read(self.entry.path)).hexdigest()
         except FileNotFoundError as error:
-            raise DamageError(f"{self.where}: the shard is gone, but the manifest names it") from error
+            raise self.gone() from error
         if digest != self.entry.sha256:
             raise DamageError(f"{self.where}: sha256 is {digest}, the manifest says {self.entry.sha256}")
+
+    def check_identity(self, stored: Mapping[str, str], num_rows: int) -> None:
+        """Compare what a file says of itself with the manifest.
+
+        Args:
+            stored: Its file metadata.
+            num_rows: Its rows.
+
+        Raises:
+            DamageError: It is another shard; says what differs.
+        """
+        wanted = {
+            KEY_FORMAT: str(FORMAT_VERSION),
+            KEY_PLAN_ID: self.plan_id,
+            KEY_SEQ_LEN: str(self.seq_len),
+            KEY_SHARD: shard_of_path(self.entry.path),
+        }
+        for key, value in wanted.items():
+            if stored.get(key) != value:
+                raise DamageError(
+                    f"{self.where}: {key} is {stored.get(key)!r} in the file and must be {value!r}; "
+                    "this is another shard, or one of another data set, in its place"
+                )
+        if num_rows != self.entry.num_packs:
+            raise DamageError(f"{self.where}: {num_rows} packs, the manifest says {self.entry.num_packs}")
+
+    def check_size(self, size_bytes: int) -> None:
+        """Compare the size of the file with the manifest. Raises DamageError."""
+        if size_bytes != self.entry.size_bytes:
+            raise DamageError(f"{self.where}: {size_bytes} bytes, the manifest says {self.entry.size_bytes}")
+
+    def gone(self) -> DamageError:
+        """What to raise where there is no such file."""
+        return DamageError(f"{self.where}: the shard is gone, but the manifest names it")
 
     def close(self) -> None:
         """Let go of the file; the next use opens it again."""
@@ -180,25 +216,10 @@ class ShardReader:
         try:
             self._source = pa.OSFile(self.store.path(path), "rb") if self.store.is_local else self.store.open(path)
         except FileNotFoundError as error:
-            raise DamageError(f"{self.where}: the shard is gone, but the manifest names it") from error
+            raise self.gone() from error
         return pq.ParquetFile(self._source, page_checksum_verification=True)
 
-    def _check_identity(self, file: pq.ParquetFile) -> None:
-        stored = {k.decode(): v.decode("utf-8", "replace") for k, v in (file.metadata.metadata or {}).items()}
-        wanted = {
-            KEY_FORMAT: str(FORMAT_VERSION),
-            KEY_PLAN_ID: self.plan_id,
-            KEY_SEQ_LEN: str(self.seq_len),
-            KEY_SHARD: shard_of_path(self.entry.path),
-        }
-        for key, value in wanted.items():
-            if stored.get(key) != value:
-                raise DamageError(
-                    f"{self.where}: {key} is {stored.get(key)!r} in the file and must be {value!r}; "
-                    "this is another shard, or one of another data set, in its place"
-                )
-        if file.metadata.num_rows != self.entry.num_packs:
-            raise DamageError(f"{self.where}: {file.metadata.num_rows} packs, the manifest says {self.entry.num_packs}")
+    def _check_columns(self, file: pq.ParquetFile) -> None:
         found = file.schema_arrow
         required = schema(self.seq_len, "loss_weight" in found.names)
         for field in required:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from packsvc.compiled import native
 from packsvc.errors import DamageError
-from packsvc.shards import COUNT_COLUMNS, PackPages, PageReader, RecentlyUsed, ShardReader, page_index
+from packsvc.shards import COUNT_COLUMNS, PackPages, PageReader, RecentlyUsed, ShardReader
 from packsvc.shards import pages as pages_module
-from packsvc.shards.page_index import Unfamiliar, page_head, page_locations, page_minima, varint
+from packsvc.shards.page_index import varint
+from packsvc.shards.thrift import Unfamiliar
 from packsvc.storage import Store
 from packsvc.types import PackColumns
-from tests.marks import needs_compiled
 
 PLAN_ID = "p" * 64
 LENGTHS = np.random.default_rng(5).integers(2, 60, 80).tolist()
@@ -254,50 +252,6 @@ def test_zigzag_integers(value: int) -> None:
     assert varint(bytes(raw)) == value
 
 
-@given(st.binary(max_size=80), st.integers(0, 20))
-def test_index_bytes_of_any_kind_are_refused_or_read(raw: bytes, count: int) -> None:
-    with contextlib.suppress(Unfamiliar):
-        assert len(page_locations(raw, count)) == count
-    with contextlib.suppress(Unfamiliar):
-        assert page_minima(np.frombuffer(raw, dtype=np.uint8)[np.newaxis], count, np.int32).shape == (1, count)
-    page_head(raw)
-
-
-def zigzag(value: int) -> bytes:
-    number, raw = value << 1, bytearray()
-    while number > 0x7F:
-        raw.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*raw, number])
-
-
-@needs_compiled
-@settings(max_examples=200)
-@given(st.lists(st.tuples(*[st.integers(0, 2**40)] * 3), max_size=20), st.data())
-def test_an_offset_index_is_read_by_compiled_code_as_by_numpy(rows: list[tuple[int, int, int]], data: Any) -> None:
-    """Written out, and with a byte changed, left out or put in."""
-    size = bytes([len(rows) << 4 | 0x0C]) if len(rows) < 15 else bytes([0xFC, len(rows)])
-    pages = b"".join(b"\x16" + zigzag(a) + b"\x15" + zigzag(b) + b"\x16" + zigzag(c) + b"\0" for a, b, c in rows)
-    index = b"\x19" + size + pages + b"\0"
-
-    def by_both(raw: bytes) -> list[Any]:
-        found: list[Any] = []
-        for code in (native, None):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(page_index, "native", code)
-                try:
-                    found.append(page_locations(raw, len(rows)).tolist())
-                except Unfamiliar:
-                    found.append(None)
-        return found
-
-    assert by_both(index) == [[list(row) for row in rows]] * 2
-    at = data.draw(st.integers(0, len(index) - 1))
-    put = data.draw(st.binary(max_size=2))
-    fast, slow = by_both(index[:at] + put + index[at + data.draw(st.integers(0, 2)) :])
-    assert fast is None or fast == slow
-
-
 def test_pages_kept_for_their_neighbours_are_bounded(shard_in: Callable[..., Any]) -> None:
     store, entry, packs, _ = shard_in(LENGTHS, 64, group=7)
     kept: RecentlyUsed[list[PackPages]] = RecentlyUsed(1)
@@ -307,10 +261,8 @@ def test_pages_kept_for_their_neighbours_are_bounded(shard_in: Callable[..., Any
     assert len(kept._held) == 1
 
 
-def test_pyarrow_is_asked_for_nothing_but_the_footer(
-    shard_in: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pyarrow_is_asked_for_nothing(shard_in: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     store, entry, packs, _ = shard_in([3000, 2000, 1096, 4096, 9, 3000] * 5, 4096, group=3)
-    monkeypatch.setattr(pages_module.ShardReader, "row_group", None)
+    monkeypatch.setattr(pages_module.ShardReader, "open", None)
     reader = paged(store, entry, 4096)
     assert equal(reader.read(np.array([3]), reader.counts()), packs, [3])
