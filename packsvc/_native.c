@@ -323,7 +323,7 @@ static int64_t zigzag(uint64_t value)
     return (int64_t)(value >> 1) ^ -(int64_t)(value & 1);
 }
 
-static PyObject *thrift_struct(Bytes *bytes, int depth);
+static PyObject *thrift_struct(Bytes *bytes, int depth, int levels);
 
 /* The size of a list that is not longer than what is left of the bytes, and the kind of its items; 0: another form. */
 static int list_head(Bytes *bytes, uint64_t *size, int *kind)
@@ -337,9 +337,11 @@ static int list_head(Bytes *bytes, uint64_t *size, int *kind)
     return *size <= (uint64_t)(bytes->end - bytes->at);
 }
 
-/* The next value; NULL without an error set where it has another form. */
-static PyObject *thrift_value(Bytes *bytes, int kind, int depth)
+/* The next value; NULL without an error set where it has another form. Structs are read `levels` deep, and left as
+their bytes below that; below 0 everything is passed over and stands for itself as None. */
+static PyObject *thrift_value(Bytes *bytes, int kind, int depth, int levels)
 {
+    const uint8_t *start;
     uint64_t value;
     switch (kind) {
     case TRUE:
@@ -348,37 +350,50 @@ static PyObject *thrift_value(Bytes *bytes, int kind, int depth)
     case INT16:
     case INT32:
     case INT64:
-        return varint(bytes, &value) ? PyLong_FromLongLong(zigzag(value)) : NULL;
+        if (!varint(bytes, &value))
+            return NULL;
+        return levels < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(zigzag(value));
     case BINARY:
         if (!varint(bytes, &value) || value > (uint64_t)(bytes->end - bytes->at))
             return NULL;
+        start = bytes->at;
         bytes->at += value;
-        return PyBytes_FromStringAndSize((const char *)bytes->at - value, (Py_ssize_t)value);
+        return levels < 0 ? Py_NewRef(Py_None) : PyBytes_FromStringAndSize((const char *)start, (Py_ssize_t)value);
     case LIST: {
         int item_kind;
         if (!depth || !list_head(bytes, &value, &item_kind))
             return NULL;
-        PyObject *list = PyList_New((Py_ssize_t)value);
+        PyObject *list = levels < 0 ? Py_NewRef(Py_None) : PyList_New((Py_ssize_t)value);
         for (uint64_t i = 0; list && i < value; i++) {
             PyObject *item;
             if (item_kind != TRUE && item_kind != FALSE)
-                item = thrift_value(bytes, item_kind, depth - 1);
+                item = thrift_value(bytes, item_kind, depth - 1, levels);
             else /* a byte each, which may have run out */
                 item = bytes->at == bytes->end ? NULL : PyBool_FromLong(*bytes->at++ == TRUE);
-            if (!item || PyList_SetItem(list, (Py_ssize_t)i, item) < 0)
+            if (levels < 0)
+                Py_XDECREF(item);
+            if (!item || (levels >= 0 && PyList_SetItem(list, (Py_ssize_t)i, item) < 0))
                 Py_CLEAR(list);
         }
         return list;
     }
-    case STRUCT:
-        return depth ? thrift_struct(bytes, depth - 1) : NULL;
+    case STRUCT: {
+        if (!depth)
+            return NULL;
+        start = bytes->at;
+        PyObject *fields = thrift_struct(bytes, depth - 1, levels - 1);
+        if (!fields || levels != 0)
+            return fields;
+        Py_DECREF(fields);
+        return PyBytes_FromStringAndSize((const char *)start, bytes->at - start);
+    }
     }
     return NULL;
 }
 
-static PyObject *thrift_struct(Bytes *bytes, int depth)
+static PyObject *thrift_struct(Bytes *bytes, int depth, int levels)
 {
-    PyObject *found = PyDict_New();
+    PyObject *found = levels < 0 ? Py_NewRef(Py_None) : PyDict_New();
     int64_t name = 0;
     while (found && bytes->at < bytes->end) {
         uint8_t head = *bytes->at++;
@@ -391,24 +406,34 @@ static PyObject *thrift_struct(Bytes *bytes, int depth)
             name = zigzag(raw);
         else
             break;
-        PyObject *value = thrift_value(bytes, head & 0x0F, depth), *key = value ? PyLong_FromLongLong(name) : NULL;
-        int is_set = key && PyDict_SetItem(found, key, value) == 0;
-        Py_XDECREF(key);
+        PyObject *value = thrift_value(bytes, head & 0x0F, depth, levels);
+        int is_well = value != NULL;
+        if (value && levels >= 0) {
+            PyObject *key = PyLong_FromLongLong(name);
+            is_well = key && PyDict_SetItem(found, key, value) == 0;
+            Py_XDECREF(key);
+        }
         Py_XDECREF(value);
-        if (!is_set)
+        if (!is_well)
             break;
     }
     Py_XDECREF(found);
     return NULL;
 }
 
-static PyObject *read_struct(PyObject *self, PyObject *object)
+static PyObject *read_struct(PyObject *self, PyObject *args)
 {
+    PyObject *object;
     Bytes bytes;
+    int levels;
     (void)self;
-    if (!bytes_in(object, &bytes))
+    if (!PyArg_ParseTuple(args, "Si", &object, &levels) || !bytes_in(object, &bytes))
         return NULL;
-    PyObject *found = thrift_struct(&bytes, DEEPEST);
+    if (levels < 1) {
+        PyErr_SetString(PyExc_ValueError, "levels from 1 on");
+        return NULL;
+    }
+    PyObject *found = thrift_struct(&bytes, DEEPEST, levels - 1);
     if (found && bytes.at != bytes.end)
         Py_CLEAR(found);
     if (!found && !PyErr_Occurred())
@@ -1077,7 +1102,7 @@ static PyObject *crc32(PyObject *self, PyObject *object)
 static PyMethodDef methods[] = {
     {"crc32", crc32, METH_O, "crc32(data)\n\nAs zlib.crc32."},
     {"read_ranges", read_ranges, METH_VARARGS, "read_ranges(descriptor, ranges)\n\nSee _native.pyi."},
-    {"read_struct", read_struct, METH_O, "read_struct(data)\n\nSee _native.pyi."},
+    {"read_struct", read_struct, METH_VARARGS, "read_struct(data, levels)\n\nSee _native.pyi."},
     {"page_locations", page_locations, METH_VARARGS,
      "page_locations(index, num_pages, start, stop, packs_per_page)\n\nSee _native.pyi."},
     {"page_minima", page_minima, METH_VARARGS, "page_minima(index, num_pages, width)\n\nSee _native.pyi."},

@@ -17,7 +17,7 @@ def read_ranges(descriptor: int, ranges: list[tuple[int, int]], /) -> list[bytes
         OSError: One cannot be read.
     """
 
-def read_struct(data: bytes, /) -> dict[int, Any] | None:
+def read_struct(data: bytes, levels: int, /) -> dict[int, Any] | None:
     """As `shards.thrift.read_struct`; None where that raises."""
 
 def page_locations(

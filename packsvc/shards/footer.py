@@ -56,7 +56,7 @@ class Footer:
     @classmethod
     def read(cls, data: bytes) -> Footer:
         """From its bytes. Raises Unfamiliar."""
-        fields = read_struct(data)
+        fields = read_struct(data, levels=2)  # columns of row groups are left as bytes, since not all are asked for
         try:
             pairs = [(pair[1].decode(), pair.get(2, b"").decode("utf-8", "replace")) for pair in fields.get(5, ())]
             elements = iter(fields[2])
@@ -73,7 +73,7 @@ class Footer:
     def chunk(self, group: int, column: int) -> Chunk:
         """A column of a row group. Raises Unfamiliar where it is in another file, has a dictionary, or is no column."""
         try:
-            fields = self._groups[group][1][column]
+            fields = read_struct(self._groups[group][1][column])
             about = fields[3]
             if 1 in fields or 11 in about or tuple(about[3]) != self.leaves[column].path:
                 raise Unfamiliar("column chunk")

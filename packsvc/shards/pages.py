@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from packsvc.compiled import native
 from packsvc.errors import DamageError, StorageError
-from packsvc.shards.footer import MAGIC, TAIL_BYTES, Chunk, Footer, Leaf, Span
+from packsvc.shards.footer import MAGIC, TAIL_BYTES, Footer, Leaf, Span
 from packsvc.shards.layout import COUNT_COLUMNS, packs_per_page, schema
 from packsvc.shards.page_batch import RawPack
 from packsvc.shards.page_index import page_locations, page_minima
@@ -40,7 +40,6 @@ from packsvc.storage import retrying
 
 SMALL_BYTES = 1 << 17
 """Up to this a column of a row group is read whole: one read for all its pages, instead of one for each."""
-_TOKEN_COLUMNS = ["input_ids", "loss_mask", "cu_seqlens"]
 _PHYSICAL = {pa.bool_(): 0, pa.int32(): 1, pa.int64(): 2, pa.float32(): 4}
 """Parquet's number for the type that values have in the file."""
 
@@ -95,8 +94,10 @@ class PageReader:
         self._lock = threading.Lock()
         self._is_open = False
         self._local: _LocalFile | None = None
-        self._chunks: dict[str, list[Chunk]] = {}
-        """Of the columns that are read, one for each row group; empty: only pyarrow can read the file."""
+        self._footer: Footer | None = None
+        """None: only pyarrow can read the file."""
+        self._numbers: dict[str, int] = {}
+        """Places of the columns in it."""
         self._groups: dict[int, _Group] = {}
         self._columns: list[str] = []
         self._decoder = PageDecoder(shard.where, shard.seq_len)
@@ -112,8 +113,8 @@ class PageReader:
         with self._lock:
             self.shard.close()
             self._is_open = False
-            self._local = None
-            self._chunks, self._groups = {}, {}
+            self._local, self._footer = None, None
+            self._groups = {}
 
     def counts(self) -> dict[str, NDArray[np.int64]]:
         """The count columns of the whole shard. Raises DamageError, StorageError."""
@@ -190,19 +191,14 @@ class PageReader:
         try:
             footer = self._read_footer()
             weights = any(leaf.path[0] == b"loss_weight" for leaf in footer.leaves)
-            numbers = _column_numbers(footer, schema(shard.seq_len, weights))
-            columns = _TOKEN_COLUMNS + ["loss_weight"] * weights
-            groups = range(len(footer.group_rows))
-            chunks = {
-                name: [footer.chunk(group, numbers[name]) for group in groups] for name in (*columns, *COUNT_COLUMNS)
-            }
+            self._numbers = _column_numbers(footer, schema(shard.seq_len, weights))
             shard.check_identity(footer.metadata, footer.num_rows)
-            offsets = [0, *itertools.accumulate(footer.group_rows)]
+            self._footer = footer
+            self._offsets = [0, *itertools.accumulate(footer.group_rows)]
         except Unfamiliar:
-            columns = _TOKEN_COLUMNS + ["loss_weight"] * shard.loss_weights
-            chunks = {}
-            offsets = shard.row_group_offsets.tolist()
-        self._columns, self._chunks, self._offsets = columns, chunks, offsets
+            weights = shard.loss_weights
+            self._offsets = shard.row_group_offsets.tolist()
+        self._columns = ["input_ids", "loss_mask", "cu_seqlens"] + ["loss_weight"] * weights
         self._is_open = True
 
     def _read_footer(self) -> Footer:
@@ -236,10 +232,11 @@ class PageReader:
 
     def _locate(self, number: int, num_packs: int) -> tuple[tuple[tuple[list[int], list[int]], ...], tuple[Any, ...]]:
         """Pages of the columns that are read, where they lie as they must. Raises Unfamiliar."""
-        if not self._chunks:
+        footer = self._footer
+        if footer is None:
             raise Unfamiliar("footer")
         num_pages = -(-num_packs // self._per_page)
-        chunks = [self._chunks[name][number] for name in self._columns]
+        chunks = [footer.chunk(number, self._numbers[name]) for name in self._columns]
         indexes = self._read([self._inside(chunk.offset_index) for chunk in chunks])
         places, codecs = [], []
         for chunk, index in zip(chunks, indexes, strict=True):
@@ -252,14 +249,12 @@ class PageReader:
 
     def _counts_of_index(self) -> dict[str, NDArray[np.int64]]:
         """Counts from the column indexes: a page of one pack has its value as its smallest and largest."""
-        offsets, chunks = self._offsets, self._chunks
-        if not chunks or self._per_page > 1 or len(offsets) < 2:
+        footer, offsets = self._footer, self._offsets
+        if footer is None or self._per_page > 1 or len(offsets) < 2:
             raise Unfamiliar("column index")
-        spans = [
-            self._inside(of_column[group].column_index)
-            for group in range(len(offsets) - 1)
-            for of_column in (chunks[name] for name in COUNT_COLUMNS)
-        ]
+        columns = [self._numbers[name] for name in COUNT_COLUMNS]
+        groups = range(len(offsets) - 1)
+        spans = [self._inside(footer.chunk(group, column).column_index) for group in groups for column in columns]
         # They follow each other, so that one read is enough, and none stands for two columns.
         bounds = [bound for start, length in spans for bound in (start, start + length)]
         if bounds != sorted(bounds):

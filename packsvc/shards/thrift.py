@@ -15,24 +15,28 @@ class Unfamiliar(Exception):
     """Not a form that is read here; pyarrow may know it."""
 
 
-def read_struct(data: bytes) -> dict[int, Any]:
+def read_struct(data: bytes, levels: int = _DEEPEST) -> dict[int, Any]:
     """The fields of a struct that the bytes are the whole of: integers, bytes, bools, lists and dicts by their numbers.
+
+    Args:
+        data: The struct.
+        levels: How deep structs are read, from 1 on; those below are left as their bytes, for another call.
 
     Raises:
         Unfamiliar: They are something else, or have values of another kind.
     """
     if native is not None:
-        found: dict[int, Any] | None = native.read_struct(data)
+        found: dict[int, Any] | None = native.read_struct(data, levels)
         if found is None:
             raise Unfamiliar("a struct")
         return found
-    fields, end = _struct(data, 0, _DEEPEST)
+    fields, end = _struct(data, 0, _DEEPEST, levels - 1)
     if end != len(data):
         raise Unfamiliar("a struct")
     return fields
 
 
-def _struct(data: bytes, place: int, depth: int) -> tuple[dict[int, Any], int]:
+def _struct(data: bytes, place: int, depth: int, levels: int) -> tuple[dict[int, Any], int]:
     fields: dict[int, Any] = {}
     name = 0
     while place < len(data):
@@ -45,11 +49,11 @@ def _struct(data: bytes, place: int, depth: int) -> tuple[dict[int, Any], int]:
         else:
             number, place = _varint(data, place)
             name = _zigzag(number)
-        fields[name], place = _value(data, place, head & 0x0F, depth)
+        fields[name], place = _value(data, place, head & 0x0F, depth, levels)
     raise Unfamiliar("a struct")
 
 
-def _value(data: bytes, place: int, kind: int, depth: int) -> tuple[Any, int]:
+def _value(data: bytes, place: int, kind: int, depth: int, levels: int) -> tuple[Any, int]:
     if kind in (_TRUE, _FALSE):
         return kind == _TRUE, place
     if kind in _INTEGERS:
@@ -62,12 +66,13 @@ def _value(data: bytes, place: int, kind: int, depth: int) -> tuple[Any, int]:
         return data[place : place + size], place + size
     if not depth or kind not in (_LIST, _STRUCT):
         raise Unfamiliar("a struct")
-    if kind == _STRUCT:
-        return _struct(data, place, depth - 1)
-    return _list(data, place, depth)
+    if kind == _LIST:
+        return _list(data, place, depth, levels)
+    fields, end = _struct(data, place, depth - 1, levels - 1)
+    return (fields if levels > 0 else data[place:end]), end
 
 
-def _list(data: bytes, place: int, depth: int) -> tuple[list[Any], int]:
+def _list(data: bytes, place: int, depth: int, levels: int) -> tuple[list[Any], int]:
     if place == len(data):
         raise Unfamiliar("a list")
     size, kind = data[place] >> 4, data[place] & 0x0F
@@ -80,7 +85,7 @@ def _list(data: bytes, place: int, depth: int) -> tuple[list[Any], int]:
         return [byte == _TRUE for byte in data[place : place + size]], place + size
     items = []
     for _ in range(size):
-        item, place = _value(data, place, kind, depth - 1)
+        item, place = _value(data, place, kind, depth - 1, levels)
         items.append(item)
     return items, place
 

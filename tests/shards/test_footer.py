@@ -142,6 +142,16 @@ def test_structs_by_hand(struct: bytes) -> None:
         assert by_both(read_struct, struct[:end]) == [None, None]
 
 
+def test_structs_below_some_levels_are_left_as_their_bytes() -> None:
+    inner = b"\x15\x06\x19\x2c\x15\x02\x00\x00\x00"  # 3, and a list of two structs
+    outer = b"\x1c" + inner + b"\x1c" + inner + b"\x00"
+    deep = {1: 3, 2: [{1: 1}, {}]}
+    assert by_both(read_struct, outer, 3) == [{1: deep, 2: deep}] * 2
+    assert by_both(read_struct, outer, 2) == [{k: {1: 3, 2: [b"\x15\x02\x00", b"\x00"]} for k in (1, 2)}] * 2
+    assert by_both(read_struct, outer, 1) == [{1: inner, 2: inner}] * 2
+    assert by_both(read_struct, outer[:-2], 1) == [None, None], "what is left as bytes is looked through"
+
+
 @pytest.mark.parametrize("struct", [b"\x17" + bytes(9), b"\x1b\x00\x00", b"\x1c" * 40 + bytes(41), b"\x19\xfc\x7f\x00"])
 def test_what_no_footer_has_is_refused(struct: bytes) -> None:
     """A double, a map, structs too deep, a list longer than what is left."""
@@ -165,9 +175,12 @@ def test_a_changed_footer_is_read_by_compiled_code_as_by_python(data: st.DataObj
             sink = io.BytesIO()
             pq.write_table(table(), sink, row_group_size=30, write_page_index=True)
             _FOOTERS.append(footer_of(sink.getvalue()))
-    footer = data.draw(st.sampled_from(_FOOTERS))
+    footer, levels = data.draw(st.sampled_from(_FOOTERS)), data.draw(st.integers(1, 5))
+    fast, slow = by_both(read_struct, footer, levels)
+    assert fast is not None
+    assert fast == slow
     at, put = data.draw(st.integers(0, len(footer) - 1)), data.draw(st.binary(max_size=2))
-    fast, slow = by_both(read_struct, footer[:at] + put + footer[at + data.draw(st.integers(0, 2)) :])
+    fast, slow = by_both(read_struct, footer[:at] + put + footer[at + data.draw(st.integers(0, 2)) :], levels)
     assert fast == slow
 
 
