@@ -18,7 +18,7 @@ import itertools
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -68,9 +68,9 @@ class _LocalFile:
         self._descriptor = os.open(path, os.O_RDONLY)
         self.size = os.fstat(self._descriptor).st_size
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            close(self._descriptor)  # held here, since at the end of the process modules go before the last files
 
     def read(self, ranges: list[tuple[int, int]]) -> list[bytes]:
         """Byte ranges of (start, length)."""
@@ -140,7 +140,7 @@ class PageReader:
         wanted = self._located(packs.tolist())
         if self._per_page > 1 or not all(group.places for group, _, _ in wanted):
             return [self._one_of_several(*item, counts) for item in wanted]
-        blobs = self._blobs([(group, page) for group, _, page in wanted])
+        blobs = self._blobs(wanted)
         return [
             self._decode(group, pack, pack + 1, page, blob, counts)[0]
             for (group, pack, page), blob in zip(wanted, blobs, strict=True)
@@ -158,8 +158,7 @@ class PageReader:
         wanted = self._located(packs)
         if not all(group.places for group, _, _ in wanted):
             return None
-        blobs = self._blobs([(group, page) for group, _, page in wanted])
-        return [RawPack(pages, group.codecs) for (group, _, _), pages in zip(wanted, blobs, strict=True)]
+        return [RawPack(pages, item[0].codecs) for item, pages in zip(wanted, self._blobs(wanted), strict=True)]
 
     def _located(self, packs: Sequence[int]) -> list[tuple[_Group, int, int]]:
         """Row group and page of each pack."""
@@ -307,16 +306,14 @@ class PageReader:
 
         return retrying(self.shard.where, fetch)
 
-    def _blobs(self, pages: Sequence[tuple[_Group, int]]) -> list[list[bytes]]:
-        """The bytes of all columns' pages."""
+    def _blobs(self, located: Sequence[tuple[_Group, int, int]]) -> list[list[bytes]]:
+        """The bytes of all columns' pages, for packs as `_located` gives them."""
         blobs: list[list[bytes]] = []
         ranges: list[tuple[int, int]] = []
         wanted: list[tuple[list[bytes], int]] = []
-        last: _Group | None = None
-        small: Sequence[tuple[bytes, list[int], list[int]] | None] = ()
-        for group, page in pages:
-            if group is not last:
-                last, small = group, self._small(group)
+        held: dict[int, Sequence[tuple[bytes, list[int], list[int]] | None]] = {}
+        for group, _, page in located:
+            small = held.get(group.first) or held.setdefault(group.first, self._small(group))
             blob = []
             for column, whole in enumerate(small):
                 if whole is not None:
@@ -357,7 +354,7 @@ class PageReader:
         if found is None:
             stop = min(group.stop, start + per_page)
             if group.places:
-                found = self._decode(group, start, stop, page, self._blobs([(group, page)])[0], counts)
+                found = self._decode(group, start, stop, page, self._blobs([(group, pack, page)])[0], counts)
             else:
                 found = self._by_pyarrow(start, stop)
             self._kept.put(key, found, sum(one.size_bytes for one in found))

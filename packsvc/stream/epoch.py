@@ -26,16 +26,27 @@ TOKENS_AT_ONCE = 1 << 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picks:
-    """The packs of one global batch, in order."""
+    """The packs of some global batches, in order."""
 
-    step: int
+    steps: range
+    """Which (n,)."""
     outputs: NDArray[np.int64]
-    """(G,) which output; all 0 unless several are mixed."""
+    """(n, G) which output; all 0 unless several are mixed."""
     packs: NDArray[np.int64]
-    """(G,) pack numbers as that output's manifest counts."""
-    repeated: NDArray[np.bool_]
-    """(G,) True for packs that only fill up the last global batch; they get no targets."""
-    num_repeated: int
+    """(n, G) pack numbers as that output's manifest counts."""
+    repeated: NDArray[np.bool_] | None
+    """(n, G) True for packs that only fill up the last global batch; they get no targets. None: there are none."""
+
+    def each(self) -> Iterator[Picks]:
+        """Step by step."""
+        for i in range(len(self.steps)):
+            here = slice(i, i + 1)
+            yield Picks(
+                steps=self.steps[here],
+                outputs=self.outputs[here],
+                packs=self.packs[here],
+                repeated=None if self.repeated is None else self.repeated[here],
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,25 +80,26 @@ class Epoch:
         self._orders = orders
         self._mixture = mixture
         self._steps = steps
-        self._none = np.zeros(steps.global_batch, dtype=np.bool_)
         self._start = 0
         self._places = _FIRST_CHUNK
         self._chunk: tuple[NDArray[np.int64], NDArray[np.int64]] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
-    def picks(self, step: int) -> Picks:
-        """What step `step` takes."""
+    def picks(self, steps: range) -> Picks:
+        """What some steps take, at least one."""
         size, total = self._steps.global_batch, self._steps.num_packs
-        start = step * size
-        real = min(size, total - start)
-        outputs, packs = self._range(start, start + real)
-        repeated = self._none
-        if real < size:
-            repeated = np.arange(size) >= real
+        bounds = [(step * size, (step + 1) * size) for step in steps]
+        if steps.step == 1:
+            bounds = [(bounds[0][0], bounds[-1][1])]
+        missing = max(0, bounds[-1][1] - total)
+        parts = [self._range(start, min(stop, total)) for start, stop in bounds]
+        repeated = None
+        if missing:
+            repeated = (np.arange(len(steps) * size) >= len(steps) * size - missing).reshape(-1, size)
             # The order is taken from its start again, more than once where a batch is larger than an epoch.
-            first = [self._range(0, min(total, size - real))] * (-(-(size - real) // total))
-            outputs = np.concatenate([outputs, *(part[0] for part in first)])[:size]
-            packs = np.concatenate([packs, *(part[1] for part in first)])[:size]
-        return Picks(step=step, outputs=outputs, packs=packs, repeated=repeated, num_repeated=size - real)
+            first = self._range(0, min(total, missing))
+            parts += [first] * (missing // total) + [(first[0][: missing % total], first[1][: missing % total])]
+        outputs, packs = (part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*parts, strict=True))
+        return Picks(steps=steps, outputs=outputs.reshape(-1, size), packs=packs.reshape(-1, size), repeated=repeated)
 
     def _range(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Output and pack number at places [start, stop) of the order."""

@@ -78,43 +78,43 @@ class BatchMaker:
             for shard in opened.shards:
                 self._source(output).touch(int(shard))
 
-    def make(self, steps: Sequence[Picks]) -> Run:
+    def make(self, picks: Picks) -> Run:
         """This rank's batches of some steps, read together."""
         try:
-            return Run(made=self._make(steps))
+            return Run(made=self._make(picks))
         except Exception as error:
-            if len(steps) == 1:
+            if len(picks.steps) == 1:
                 return Run(made=[], error=error)
         # One of them cannot be made; those before it can, and are handed out before it is told.
         made: list[Made] = []
-        for picks in steps:
-            run = self.make([picks])
+        for one in picks.each():
+            run = self.make(one)
             made += run.made
             if run.error is not None:
                 return Run(made=made, error=run.error)
         return Run(made=made)
 
-    def _make(self, steps: Sequence[Picks]) -> list[Made]:
-        outputs = np.concatenate([picks.outputs for picks in steps])
-        packs = np.concatenate([picks.packs for picks in steps])
+    def _make(self, picks: Picks) -> list[Made]:
+        num_steps, size = picks.packs.shape
+        outputs, packs = picks.outputs.ravel(), picks.packs.ravel()
         counts = self._counts(outputs, packs)
         everyone, real = counts, None
-        if any(picks.num_repeated for picks in steps):
-            real = ~np.concatenate([picks.repeated for picks in steps])
+        if picks.repeated is not None:
+            real = ~picks.repeated.ravel()
             everyone = counts * real[:, np.newaxis]
-        targets = everyone[:, _TARGETS].reshape(len(steps), -1).sum(axis=1).tolist()
-        units = self._units(everyone, outputs, real, len(steps))
-        share = len(packs) // (len(steps) * self._world_size)
-        num_repeated = [0] * len(steps)
+        targets = everyone[:, _TARGETS].reshape(num_steps, size).sum(axis=1).tolist()
+        units = self._units(everyone, outputs, real, num_steps)
+        share = size // self._world_size
+        num_repeated = [0] * num_steps
         if self._world_size > 1 or real is not None:
-            mine = self._mine(counts, real, len(steps))
+            mine = self._mine(counts, real, num_steps)
             outputs, packs, counts = outputs[mine], packs[mine], counts[mine]
             if real is not None:
-                num_repeated = np.count_nonzero(~real[mine].reshape(-1, share), axis=1).tolist()
+                num_repeated = np.count_nonzero(~real[mine].reshape(num_steps, share), axis=1).tolist()
         contents = self._contents(outputs, packs, counts)
         names = self._names(outputs, packs)
         made = []
-        for i, picks in enumerate(steps):
+        for i, step in enumerate(picks.steps):
             some = slice(i * share, (i + 1) * share)
             facts: dict[str, Any] = {
                 "shape": self._shape,
@@ -125,7 +125,7 @@ class BatchMaker:
             batch = None if contents is None else lay(contents[some], counts[some], **facts)
             if batch is None:
                 batch = collate(self._rows(outputs[some], packs[some], counts[some]), **facts)
-            made.append(Made(step=picks.step, batch=batch, units=units[i]))
+            made.append(Made(step=step, batch=batch, units=units[i]))
         return made
 
     def close(self) -> None:
@@ -191,10 +191,14 @@ class BatchMaker:
             amounts = everyone[:, _COLUMN_OF[self._unit]]
         else:
             amounts = np.ones(len(everyone), dtype=np.int64) if real is None else real.astype(np.int64)
-        count = len(self._outputs)
-        sums = np.zeros((num_steps, count), dtype=np.int64)
-        np.add.at(sums, (np.arange(len(outputs)) * num_steps // len(outputs), outputs), amounts)
-        return [tuple(row) for row in sums.tolist()]
+        amounts = amounts.reshape(num_steps, -1)
+        of_step = outputs.reshape(num_steps, -1)
+        several = len(self._outputs) > 1
+        sums = [
+            (amounts if not several else amounts * (of_step == output)).sum(axis=1).tolist()
+            for output in range(len(self._outputs))
+        ]
+        return list(zip(*sums, strict=True))
 
     def _names(self, outputs: NDArray[np.int64], packs: NDArray[np.int64]) -> list[PackIndex]:
         if self._outputs[0].share is None:

@@ -333,12 +333,11 @@ class PackStream(IterableDataset[PackedBatch]):
         epoch = self._order(this.epoch)
         steps = range(this.step, len(self._steps), this.stride)
         together = runs(steps, step_tokens=self.batch_packs * self._shape.seq_len)
-        todo = ([epoch.picks(step) for step in some] for some in together)
 
-        def make(some: list[Picks]) -> Run:
-            return stage(maker.make(some), self._device)
+        def make(picks: Picks) -> Run:
+            return stage(maker.make(picks), self._device)
 
-        with closing(prefetch(make, todo, threads=self._threads)) as made:
+        with closing(prefetch(make, map(epoch.picks, together), threads=self._threads)) as made:
             yield from deliver(in_order(made), self._device)
 
     def _order(self, epoch: int) -> Epoch:

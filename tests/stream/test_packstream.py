@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from itertools import islice
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,12 +45,23 @@ def test_d5_every_pack_goes_to_one_rank_at_one_step(shards, batch_packs, world, 
     firsts = [sum(shards[:i]) for i in range(len(shards))]
     order = PackOrder(firsts, shards, seed=seed, epoch=epoch, shuffle=shuffle, window_shards=2, window_packs=4)
     steps = Steps(num_packs=sum(shards), global_batch=batch_packs * world, remainder=remainder)
-    found = [Epoch([order], None, steps).picks(step) for step in range(len(steps))]
-    taken = Counter(int(p) for picks in found for p, r in zip(picks.packs, picks.repeated, strict=True) if not r)
+    found = [Epoch([order], None, steps).picks(range(step, step + 1)) for step in range(len(steps))]
+    repeated = [np.zeros_like(picks.packs, bool) if picks.repeated is None else picks.repeated for picks in found]
+    taken = Counter(int(p) for picks, r in zip(found, repeated, strict=True) for p in picks.packs[~r])
     assert set(taken.values()) <= {1}
     assert sum(taken.values()) + steps.num_dropped == sum(shards)
-    assert sum(int(picks.repeated.sum()) for picks in found) == steps.num_repeated
-    assert all(len(picks.packs) == steps.global_batch for picks in found)
+    assert sum(int(r.sum()) for r in repeated) == steps.num_repeated
+    assert all(picks.packs.shape == (1, steps.global_batch) for picks in found)
+    for some in (range(len(steps)), range(1, len(steps)), range(0, len(steps), 3)):
+        if some:
+            together = Epoch([order], None, steps).picks(some)
+            assert together.packs.tolist() == [found[step].packs[0].tolist() for step in some]
+            assert together.outputs.tolist() == [found[step].outputs[0].tolist() for step in some]
+            each = list(together.each())
+            assert [one.steps for one in each] == [range(step, step + some.step, some.step) for step in some]
+            assert [one.packs.tolist() for one in each] == [found[step].packs.tolist() for step in some]
+            where = np.zeros_like(together.packs, bool) if together.repeated is None else together.repeated
+            assert where.tolist() == [repeated[step][0].tolist() for step in some]
     assert steps.num_dropped < steps.global_batch
     assert (steps.num_dropped == 0) or remainder is Remainder.DROP
 
