@@ -21,6 +21,16 @@ Built against the stable ABI: one library for every Python from 3.11.
 #error "Parquet is little-endian, and this code copies its values as they are; without it the Python twins are used"
 #endif
 
+/* Twice in the library, for processors with AVX2 and for all others; which one is used is decided when it is loaded. */
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__has_attribute)
+#if __has_attribute(target_clones)
+#define WIDE __attribute__((target_clones("avx2", "default"), flatten))
+#endif
+#endif
+#ifndef WIDE
+#define WIDE
+#endif
+
 #define IGNORED (-100) /* the label that PyTorch's cross entropy leaves out by default */
 
 /* --- checksums -------------------------------------------------------------------------------------------------- */
@@ -799,7 +809,7 @@ static void measure(const Pack *packs, Py_ssize_t count, const Shape *shape, int
 }
 
 /* Fills the row, its boundaries, and the offsets of real tokens; returns its longest segment. */
-static int64_t fill(Row *row, const Pack *packs, Py_ssize_t count, const Shape *shape, int32_t *cu, int32_t *logical)
+WIDE static int64_t fill(Row *row, const Pack *packs, Py_ssize_t count, const Shape *shape, int32_t *cu, int32_t *logical)
 {
     int64_t longest = 0, end = 0;
     *cu = *logical = 0;
