@@ -22,7 +22,7 @@ Built against the stable ABI: one library for every Python from 3.11.
 #endif
 
 /* Twice in the library, for processors with AVX2 and for all others; which one is used is decided when it is loaded. */
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__has_attribute)
+#if !defined(WIDE) && defined(__x86_64__) && defined(__gnu_linux__) && defined(__has_attribute)
 #if __has_attribute(target_clones)
 #define WIDE __attribute__((target_clones("avx2", "default"), flatten))
 #endif
