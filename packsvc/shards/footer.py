@@ -58,7 +58,7 @@ class Footer:
         """From its bytes. Raises Unfamiliar."""
         fields = read_struct(data, levels=2)  # columns of row groups are left as bytes, since not all are asked for
         try:
-            pairs = [(pair[1].decode(), pair.get(2, b"").decode("utf-8", "replace")) for pair in fields.get(5, ())]
+            pairs = [(_text(pair[1]), _text(pair.get(2, b""))) for pair in fields.get(5, ())]
             elements = iter(fields[2])
             leaves = list(_leaves(elements, next(elements)[5], (), 0, 0))
             groups = fields[4]
@@ -85,6 +85,10 @@ class Footer:
 
 def _span(fields: dict[int, Any], name: int) -> Span | None:
     return (_number(fields[name]), _number(fields[name + 1])) if name in fields else None
+
+
+def _text(value: Any) -> str:
+    return str(value, "utf-8", "replace")
 
 
 def _number(value: Any) -> int:

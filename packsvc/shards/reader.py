@@ -102,7 +102,10 @@ class ShardReader:
             self._file = self._guarded(self._open_file)
             try:
                 found = self._file.metadata
-                stored = {k.decode(): v.decode("utf-8", "replace") for k, v in (found.metadata or {}).items()}
+                stored = {
+                    k.decode("utf-8", "replace"): v.decode("utf-8", "replace")
+                    for k, v in (found.metadata or {}).items()
+                }
                 self.check_identity(stored, found.num_rows)
                 self._check_columns(self._file)
             except BaseException:
@@ -149,9 +152,13 @@ class ShardReader:
         names = self._names(columns)
         file = self.open()
         try:
-            return self._guarded(lambda: file.read_row_group(group, columns=names, use_threads=False))
+            table: pa.Table = self._guarded(lambda: file.read_row_group(group, columns=names, use_threads=False))
         except DamageError as error:
             raise DamageError(self._locate(group, names) or f"{error} (row group {group})") from error
+        expected = int(self._row_group_offsets()[group + 1] - self._row_group_offsets()[group])
+        if table.num_rows != expected:
+            raise DamageError(f"{self.where}: row group {group} has {table.num_rows} packs, the footer says {expected}")
+        return table
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The whole shard as a chunked table, one chunk a row group."""
@@ -242,6 +249,8 @@ class ShardReader:
         if len(self._offsets) == 1:
             metadata = self.open().metadata
             sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            if min(sizes, default=0) < 0 or sum(sizes) != metadata.num_rows:
+                raise DamageError(f"{self.where}: {metadata.num_rows} packs, its row groups say {sizes}")
             self._offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).astype(np.int64)
         return self._offsets
 
@@ -278,6 +287,10 @@ class ShardReader:
                     place = f"pack {start}" if start == stop else f"packs {start} to {stop}"
                 return f"{self.where}, row group {group}, {place}: {name} is damaged: {_one_line(error)}"
         return None
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
 
 
 def _one_line(error: BaseException) -> str:

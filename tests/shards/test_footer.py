@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packsvc.compiled import native
-from packsvc.shards import page_index, thrift
+from packsvc.errors import DamageError
+from packsvc.shards import PageReader, RecentlyUsed, ShardReader, page_index, thrift
 from packsvc.shards.footer import Footer
 from packsvc.shards.page_index import page_head, page_locations, page_minima
 from packsvc.shards.thrift import Unfamiliar, read_struct
 from tests.marks import needs_compiled
 
+PLAN_ID = "p" * 64
 PHYSICAL = ["BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY"]
 CODECS = ["UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4_OLD", "ZSTD", "LZ4"]
 
@@ -114,6 +118,47 @@ def test_no_bytes_are_anything_but_read_or_refused() -> None:
         assert outcome(Footer.read, footer[:at]) is None
     assert refused > len(footer)
     assert outcome(Footer.read, footer + b"\0") is None
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_anywhere_in_a_footer_raises_or_harms_nothing(shard_in: Callable[..., Any]) -> None:
+    store, entry, packs, data = shard_in([3000, 2000, 1096, 4096], 4096)
+    reader = ShardReader(store, entry, plan_id=PLAN_ID, seq_len=4096)
+    outcomes = Counter[str]()
+    for at in range(len(data) - 8 - len(footer_of(data)), len(data), 3):
+        bad = bytearray(data)
+        bad[at] ^= 1 << at // 3 % 8
+        Path(store.path(entry.path)).write_bytes(bad)
+        pages = PageReader(reader, RecentlyUsed(1 << 20))
+        try:
+            counts = pages.counts()
+            found = pages.read(np.arange(packs.num_packs), counts)
+        except DamageError as error:
+            outcomes["named" if "train-000000-000" in str(error) else str(error)] += 1
+        else:
+            assert np.array_equal(np.stack([one.input_ids for one in found]), packs.input_ids)
+            assert np.array_equal(counts["num_tokens"], packs.num_tokens)
+            outcomes["harmless"] += 1
+        pages.close()
+    assert set(outcomes) == {"named", "harmless"}
+    assert outcomes["named"] > 100
+
+
+def test_row_groups_that_contradict_the_file_are_damage(shard_in: Callable[..., Any]) -> None:
+    """Their sizes are not what pyarrow checks."""
+    store, entry, packs, data = shard_in([3000, 2000, 1096, 4096], 4096)
+    footer = footer_of(data)
+    group = Footer.read(footer)._groups[0]
+    tail = b"\x16" + zigzag(group[2]) + b"\x16" + zigzag(packs.num_packs)
+    assert footer.count(tail) == 1
+    for rows in (packs.num_packs + 1, packs.num_packs - 1):
+        bad = data.replace(tail, tail[:-1] + zigzag(rows))
+        assert len(bad) == len(data)
+        Path(store.path(entry.path)).write_bytes(bad)
+        reader = ShardReader(store, entry, plan_id=PLAN_ID, seq_len=4096)
+        for read in (PageReader(reader, RecentlyUsed(1 << 20)).counts, reader.read):
+            with pytest.raises(DamageError, match=rf"{packs.num_packs} packs, its row groups say \[{rows}\]"):
+                read()
 
 
 @pytest.mark.parametrize(
