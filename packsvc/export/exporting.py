@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -78,6 +79,7 @@ def export_dataset(
     manifest = Manifest.load(store)
     _check_totals(manifest, store)
     splits = _splits(manifest, split, where=out)
+    _check_eos(manifest, eos_id)
     target = Store(destination, storage_options=storage_options)
     identity = {
         "format": to,
@@ -94,7 +96,7 @@ def export_dataset(
         )
         for name, shards in splits.items()
     }
-    _check_destination(target, identity)
+    _check_destination(target, identity, store)
     if to not in CARRY_WEIGHTS:
         for shard in (shard for shards in splits.values() for shard in shards):
             with _reader(store, manifest, shard) as reader:
@@ -195,7 +197,7 @@ def _segments(reader: ShardReader) -> Iterator[Segments]:
 
 
 def _reader(store: Store, manifest: Manifest, shard: ShardEntry) -> ShardReader:
-    return ShardReader(store, shard, plan_id=manifest.plan_id, seq_len=manifest.seq_len)
+    return ShardReader.of(store, shard, manifest)
 
 
 def _file(path: str, size_bytes: int, sha256: str, shard: str | None) -> ExportedFile:
@@ -225,8 +227,20 @@ def _splits(manifest: Manifest, split: str | None, *, where: str) -> dict[str, t
     return found
 
 
-def _check_destination(target: Store, identity: dict[str, Any]) -> None:
-    """Nothing may stand there but what the same export left unfinished."""
+def _check_eos(manifest: Manifest, eos_id: int | None) -> None:
+    size = manifest.tokenizer.vocab_size
+    if eos_id is not None and not 0 <= eos_id < size:
+        raise ConfigError(f"--eos-id {eos_id}: the tokenizer has ids from 0 to {size - 1}")
+
+
+def _check_destination(target: Store, identity: dict[str, Any], source: Store) -> None:
+    """Nothing may stand there but what the same export left unfinished, and it lies outside of what is exported."""
+    inside, outside = (_real(store) for store in (target, source))
+    if inside.startswith(outside + "/"):
+        raise ConfigError(
+            f"{target.url}: lies inside the packed output {source.url}, which would no longer be valid; name a folder "
+            "outside of it"
+        )
     if target.is_local and target.fs.isfile(target.path("")):
         raise ConfigError(f"{target.url}: is a file; name a folder for the export")
     standing = [file.name for file in target.list()]
@@ -238,9 +252,14 @@ def _check_destination(target: Store, identity: dict[str, Any]) -> None:
                 return
         raise ConfigError(f"{target.url}: holds another unfinished export; remove it or name another folder")
     raise ConfigError(
-        f"{target.url}: is not empty ({standing[0]} and {len(standing) - 1} more files); an export never writes over "
+        f"{target.url}: is not empty ({standing[0]}, {len(standing)} files in all); an export never writes over "
         "anything, name another folder"
     )
+
+
+def _real(store: Store) -> str:
+    """Where a store is, links followed."""
+    return os.path.realpath(store.path("")) if store.is_local else str(store.fs.unstrip_protocol(store.path("")))
 
 
 def _json(value: Any) -> bytes:

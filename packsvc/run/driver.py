@@ -355,7 +355,7 @@ class Run:
             "node": outcome.node,
             "splits": [
                 {
-                    "path": plan.inputs[p.file].path,
+                    "path": _place(plan, p),
                     "kind": p.kind,
                     "start": p.start,
                     "stop": p.stop,
@@ -368,6 +368,13 @@ class Run:
             self.store.publish(f"failures/{group:06d}-{attempt}.json", canonical_json(record) + b"\n")
         except WorldError as error:
             self.reporter.warn(f"the failure of group {group} could not be written down: {error}")
+
+
+def _place(plan: Plan, piece: Piece) -> str:
+    """Where a piece is from: a file, or a shard of the output that is packed again."""
+    if plan.repacked is not None:
+        return f"{plan.repacked['url']}, shard {piece.file}"
+    return plan.inputs[piece.file].path
 
 
 def _is_final(outcome: Outcome) -> bool:

@@ -233,7 +233,7 @@ def _pack_tables(manifest: Manifest, shards: Sequence[Mapping[str, Any]], store:
     first = 0
     columns = ["num_segments", "num_tokens", "num_loss_tokens", "sum_squared_lengths"]
     for entry, shard in zip(manifest.shards, shards, strict=True):
-        reader = ShardReader(store, entry, plan_id=manifest.plan_id, seq_len=manifest.seq_len)
+        reader = ShardReader.of(store, entry, manifest)
         try:
             found = reader.table(columns)
         finally:

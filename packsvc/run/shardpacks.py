@@ -58,7 +58,7 @@ def read_packs(
 
     def read(piece: Piece) -> EncodedBatch:
         entry = manifest.shards[piece.file]
-        with ShardReader(store, entry, plan_id=manifest.plan_id, seq_len=manifest.seq_len) as reader:
+        with ShardReader.of(store, entry, manifest) as reader:
             packs = reader.read(piece.start, piece.stop)
         return take_apart(packs, split=splits.index(entry.split))
 

@@ -64,7 +64,7 @@ class Footer:
             groups = fields[4]
             rows = [_number(group[3]) for group in groups]
             complete = all(len(group[1]) == len(leaves) for group in groups) and next(elements, None) is None
-        except (KeyError, TypeError, AttributeError, ValueError, StopIteration):
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError, StopIteration):
             raise Unfamiliar("footer") from None
         if not complete or sum(rows) != fields[3]:
             raise Unfamiliar("footer")
@@ -79,7 +79,7 @@ class Footer:
                 raise Unfamiliar("column chunk")
             pages = _number(about[9]), _number(about[7])
             return Chunk(_number(about[4]), pages, _span(fields, 4), _span(fields, 6))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, IndexError, TypeError, ValueError):
             raise Unfamiliar("column chunk") from None
 
 

@@ -112,6 +112,12 @@ class Manifest:
             raise FormatError(f"there is no split {split!r}; this output has {', '.join(self.splits) or 'none'}")
         return tuple(shard for shard in self.shards if shard.split == split)
 
+    @property
+    def loss_weights(self) -> bool | None:
+        """Whether its shards have the column `loss_weight`; None: the job does not say."""
+        found = self.config.get("loss_weights")
+        return None if found is None else bool(found)
+
     def disagreements(self) -> list[str]:
         """Where totals and splits do not follow from the shard list; empty when they do."""
         found = []
@@ -235,7 +241,7 @@ def _tokenizer(value: Value) -> TokenizerFacts:
         files_sha256={name: digest.text() for name, digest in value.get("files_sha256").table().items()},
         template_sha256=value.get("template_sha256").text(),
         vocab_size=value.get("vocab_size").integer(),
-        pad_id=value.get("pad_id").integer(),
+        pad_id=value.get("pad_id").integer(most=2**31 - 1),
         stop_ids=[stop.integer() for stop in value.get("stop_ids").items()],
         backend=value.get("backend").text(),
     )

@@ -192,6 +192,7 @@ class PageReader:
             weights = any(leaf.path[0] == b"loss_weight" for leaf in footer.leaves)
             self._numbers = _column_numbers(footer, schema(shard.seq_len, weights))
             shard.check_identity(footer.metadata, footer.num_rows)
+            shard.check_weights(weights)
             self._footer = footer
             self._offsets = [0, *itertools.accumulate(footer.group_rows)]
         except Unfamiliar:
@@ -405,8 +406,9 @@ def _column_numbers(footer: Footer, columns: pa.Schema) -> dict[str, int]:
         wanted = Leaf((leaf.path[0],), _PHYSICAL.get(kind, -1), 0, 0)
         if pa.types.is_list(kind):
             wanted = Leaf((leaf.path[0], b"list", b"element"), _PHYSICAL[kind.value_type], 1, 1)
-        if leaf == wanted:
-            found[name] = number
+        if leaf != wanted or name in found:
+            raise Unfamiliar("schema")
+        found[name] = number
     if len(found) < len(columns):
         raise Unfamiliar("schema")
     return found

@@ -61,10 +61,12 @@ class Value:
             self._refuse("a string")
         return self.raw
 
-    def integer(self, least: int = 0) -> int:
-        """An integer of at least `least`."""
+    def integer(self, least: int = 0, most: int | None = None) -> int:
+        """An integer from `least` to `most`."""
         if not isinstance(self.raw, int) or isinstance(self.raw, bool) or self.raw < least:
             self._refuse(f"an integer of at least {least}")
+        if most is not None and self.raw > most:
+            self._refuse(f"an integer of at most {most}")
         return self.raw
 
     def number(self) -> float:

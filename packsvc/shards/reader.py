@@ -34,6 +34,7 @@ from packsvc.shards.layout import (
     schema,
     shard_of_path,
 )
+from packsvc.shards.manifest import Manifest
 from packsvc.storage import Store, is_passing, retrying
 from packsvc.types import PackColumns
 
@@ -45,14 +46,23 @@ _PAGE = re.compile(r"page_ordinal (\d+)")
 class ShardReader:
     """The packs of one shard, numbered from 0; opened at the first use."""
 
-    def __init__(self, store: Store, entry: ShardEntry, *, plan_id: str, seq_len: int) -> None:
+    def __init__(
+        self, store: Store, entry: ShardEntry, *, plan_id: str, seq_len: int, weighted: bool | None = None
+    ) -> None:
+        """`weighted`: whether it must have the column `loss_weight`; None: it may."""
         self.store = store
         self.entry = entry
         self.plan_id = plan_id
         self.seq_len = seq_len
+        self.weighted = weighted
         self._file: pq.ParquetFile | None = None
         self._source: Any = None
         self._offsets: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
+
+    @classmethod
+    def of(cls, store: Store, entry: ShardEntry, manifest: Manifest) -> ShardReader:
+        """The reader of a shard that a manifest lists."""
+        return cls(store, entry, plan_id=manifest.plan_id, seq_len=manifest.seq_len, weighted=manifest.loss_weights)
 
     def __enter__(self) -> ShardReader:
         self.open()
@@ -200,6 +210,14 @@ class ShardReader:
         if num_rows != self.entry.num_packs:
             raise DamageError(f"{self.where}: {num_rows} packs, the manifest says {self.entry.num_packs}")
 
+    def check_weights(self, is_weighted: bool) -> None:
+        """Compare whether the file has the column `loss_weight` with the job. Raises DamageError."""
+        if self.weighted is not None and is_weighted != self.weighted:
+            raise DamageError(
+                f"{self.where}: there is {'a' if is_weighted else 'no'} column loss_weight, and the job has "
+                f"loss_weights: {str(self.weighted).lower()}"
+            )
+
     def check_size(self, size_bytes: int) -> None:
         """Compare the size of the file with the manifest. Raises DamageError."""
         if size_bytes != self.entry.size_bytes:
@@ -228,6 +246,7 @@ class ShardReader:
 
     def _check_columns(self, file: pq.ParquetFile) -> None:
         found = file.schema_arrow
+        self.check_weights("loss_weight" in found.names)
         required = schema(self.seq_len, "loss_weight" in found.names)
         for field in required:
             index = found.get_field_index(field.name)

@@ -394,14 +394,33 @@ class PackStream(IterableDataset[PackedBatch]):
         assert info is not None
         if self._device.type != "cpu":
             raise ConfigError("under DataLoader workers batches stay on the CPU: open the stream without device")
-        resumed = self._worker_pass
+        resumed, turn = self._worker_pass, info.id
         if resumed is not None and resumed.worker is None:
-            return _Pass(epoch=resumed.epoch, step=resumed.step, stride=info.num_workers, worker=info.id)
+            if not self._is_overtaken(resumed):
+                return _Pass(epoch=resumed.epoch, step=resumed.step, stride=info.num_workers, worker=info.id)
+            # The loader goes on with the worker whose turn it was.
+            turn = resumed.step - len(self._steps)
         if check:
             self._board.check_new_pass(info.id)
         epoch, position = self._board.start
-        step = position // self._steps.global_batch + info.id
+        step = position // self._steps.global_batch + turn
         return _Pass(epoch=epoch, step=step, stride=info.num_workers, worker=info.id)
+
+    def _is_overtaken(self, resumed: _Pass) -> bool:
+        """Whether the pass of a state is over for this worker, and `set_epoch` has gone on to a later one.
+
+        Raises:
+            StateError: `set_epoch` was called with another epoch than that of the state, which has batches left.
+        """
+        epoch, _ = self._board.start
+        if not self._board.is_set or epoch == resumed.epoch:
+            return False
+        if epoch > resumed.epoch and resumed.step >= len(self._steps):
+            return True
+        raise StateError(
+            f"the state stands inside epoch {resumed.epoch}, and set_epoch({epoch}) was called: call "
+            f"set_epoch({resumed.epoch}) to go on from the state, or leave the state out"
+        )
 
     def _worker_state(self) -> dict[str, Any]:
         this = self._worker_pass

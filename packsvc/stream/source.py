@@ -55,6 +55,7 @@ class PackSource:
     """One output, opened in this process."""
 
     def __init__(self, store: Store, manifest: Manifest, cache: ShardCache | None = None) -> None:
+        self._manifest = manifest
         self._firsts = manifest.pack_offsets.tolist()
         self._seq_len = manifest.seq_len
         self._cache = cache
@@ -62,10 +63,7 @@ class PackSource:
         self._max_open = MAX_OPEN_SHARDS if cache is None else min(MAX_OPEN_SHARDS, cache.num_shards)
         held = store if cache is None else cache.store
         self._kept: RecentlyUsed[Any] = RecentlyUsed(CACHE_BYTES)
-        self._readers = [
-            PageReader(ShardReader(held, entry, plan_id=manifest.plan_id, seq_len=manifest.seq_len), self._kept)
-            for entry in manifest.shards
-        ]
+        self._readers = [PageReader(ShardReader.of(held, entry, manifest), self._kept) for entry in manifest.shards]
         self._store = store
         self._far: dict[int, PageReader] = {}
         """Readers of shards that are being fetched."""
@@ -292,12 +290,12 @@ class PackSource:
             self._fetch(shard)
             self._far.pop(shard, None)
         elif shard not in self._far:
-            near = self._readers[shard].shard
-            far = ShardReader(self._store, near.entry, plan_id=near.plan_id, seq_len=near.seq_len)
+            entry = self._readers[shard].shard.entry
+            far = ShardReader.of(self._store, entry, self._manifest)
             self._far[shard] = PageReader(far, self._kept)
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="packsvc-fetch")
-            self._fetches[shard] = self._pool.submit(cache.fetch, near.entry)
+            self._fetches[shard] = self._pool.submit(cache.fetch, entry)
 
     def _fetch(self, shard: int) -> None:
         """Have a shard in the cache. With the shard's lock held."""

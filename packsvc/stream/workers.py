@@ -58,6 +58,11 @@ class PassBoard:
         """Worker: epoch and position at which the pass starts."""
         return self._start
 
+    @property
+    def is_set(self) -> bool:
+        """Worker: whether `set_epoch` said where the pass starts."""
+        return self._pass > 1
+
     def resume(self, epoch: int) -> None:
         """Worker: it goes on in `epoch` from a state of its own."""
         self._board[[_RESUMED_PASS, _RESUMED_EPOCH]] = self._pass, epoch

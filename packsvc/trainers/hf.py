@@ -26,6 +26,7 @@ from packsvc.trainers.loss import model_inputs, weighted_sum
 
 STATE = "packsvc_stream.json"
 """Stands in each checkpoint folder."""
+MOST_ACCUMULATED = 4096
 Row = dict[str, Any]
 
 
@@ -45,6 +46,10 @@ def hf_trainer(stream: PackStream, *, model: Any, args: Any, base: Any = None, *
     """
     import transformers
 
+    if not isinstance(stream, PackStream):
+        raise ConfigError(f"the stream is a {type(stream).__name__}; open the packed output with PackStream(out)")
+    if args is None:
+        raise ConfigError("there are no args; give TrainingArguments")
     if taken := sorted({"train_dataset", "data_collator"} & set(more)):
         raise ConfigError(
             f"{taken[0]} was given, but the stream makes the batches; leave it out, since another collator drops the "
@@ -120,6 +125,11 @@ class _Packs:
         chosen.set_epoch(0)
         return _Loader(_Rows(chosen), batch_size=None)
 
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        if not isinstance(test_dataset, PackStream):
+            return cast(Any, super()).get_test_dataloader(test_dataset)
+        return self.get_eval_dataloader(test_dataset)
+
     def compute_loss(
         self, model: Any, inputs: Row, return_outputs: bool = False, num_items_in_batch: Any = None, **rest: Any
     ) -> Any:
@@ -130,6 +140,12 @@ class _Packs:
             return parent.compute_loss(
                 model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **rest
             )
+        for name in ("compute_loss_func", "label_smoother"):
+            if getattr(self, name, None) is not None:
+                raise ConfigError(
+                    f"{name} is set, and the packs have loss weights, which it would not apply; leave it out, or pack "
+                    "the job with loss_weights: false"
+                )
         labels = inputs.pop("labels")
         outputs = model(**inputs)
         mine = (labels != -100).sum().clamp(min=1)
@@ -142,7 +158,10 @@ class _Packs:
 
     def train(self, resume_from_checkpoint: Any = None, *rest: Any, **more: Any) -> Any:
         if resume_from_checkpoint:
-            self.train_dataset.resume(_state_of(resume_from_checkpoint, self.args.output_dir))
+            folder = _checkpoint(resume_from_checkpoint, self.args.output_dir)
+            state = _json(folder / STATE)
+            self.train_dataset.resume(state)
+            _check_resume(self.train_dataset.stream, self.args, state, folder)
         return cast(Any, super()).train(resume_from_checkpoint, *rest, **more)
 
 
@@ -181,10 +200,11 @@ def _check_arguments(stream: PackStream, args: Any) -> None:
             f"{args.n_gpu} GPUs in one process would split a packed row; start one process a GPU with torchrun, or "
             "show it one (CUDA_VISIBLE_DEVICES=0)"
         )
-    if not args.average_tokens_across_devices and args.world_size > 1:
+    refuse_rank_means(args)
+    if args.ignore_data_skip:
         raise ConfigError(
-            "average_tokens_across_devices=False makes the loss a mean of rank means, in which tokens of ranks with "
-            "few targets weigh more; leave it on"
+            "ignore_data_skip=True: a resumed run goes on at the checkpoint's position without reading what is behind "
+            "it, so there is nothing to ignore, and Trainer must count those batches; leave it off"
         )
     if args.dataloader_num_workers:
         raise ConfigError(
@@ -192,6 +212,15 @@ def _check_arguments(stream: PackStream, args: Any) -> None:
             "(PackStream(threads=...)) and must be in this process to know its position; set it to 0"
         )
     refuse_split_rows(args)
+
+
+def refuse_rank_means(args: Any) -> None:
+    """Refuse a loss that is a mean of rank means."""
+    if not args.average_tokens_across_devices and args.world_size > 1:
+        raise ConfigError(
+            "average_tokens_across_devices=False makes the loss a mean of rank means, in which tokens of ranks with "
+            "few targets weigh more; leave it on"
+        )
 
 
 def refuse_split_rows(args: Any) -> None:
@@ -216,7 +245,7 @@ def _saver(stream: PackStream, callback: Any) -> Any:
     return type("StreamSaver", (callback,), {"on_save": on_save})()
 
 
-def _state_of(checkpoint: Any, output_dir: str) -> dict[str, Any]:
+def _checkpoint(checkpoint: Any, output_dir: str) -> Path:
     if checkpoint is True:
         from transformers.trainer_utils import get_last_checkpoint
 
@@ -224,12 +253,52 @@ def _state_of(checkpoint: Any, output_dir: str) -> dict[str, Any]:
         checkpoint = latest(output_dir)
         if checkpoint is None:
             raise StateError(f"{output_dir}: there is no checkpoint to resume from")
-    path = Path(checkpoint) / STATE
+    return Path(checkpoint)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """An object from a checkpoint. Raises StateError."""
+    advice = "resume from a checkpoint that packsvc.trainers.hf_trainer wrote whole"
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise StateError(
-            f"{path}: missing, so it is not known which packs the checkpoint has seen; resume from one that "
-            "packsvc.trainers.hf_trainer wrote"
-        ) from None
+        raise StateError(f"{path}: missing, so it is not known which packs the checkpoint has seen; {advice}") from None
+    except ValueError as error:
+        raise StateError(f"{path}: is no JSON ({error}); {advice}") from None
+    if not isinstance(found, dict):
+        raise StateError(f"{path}: holds no object; {advice}")
     return found
+
+
+def _check_resume(stream: PackStream, args: Any, state: dict[str, Any], folder: Path) -> None:
+    """Trainer skips so many batches as its steps make here; that must be what the stream has behind it.
+
+    Raises:
+        StateError: They differ, so that packs would be lost or trained twice.
+    """
+    done = int(_json(folder / "trainer_state.json")["global_step"])
+    epoch, position = int(state["epoch"]), int(state["position"])
+    passed = position // stream.global_batch
+    if passed >= len(stream):
+        epoch, passed = epoch + 1, 0
+
+    def skipped(accumulated: int) -> tuple[int, int]:
+        """Epoch and batch at which Trainer goes on."""
+        per_epoch = -(-len(stream) // accumulated)
+        return done // per_epoch, done % per_epoch * accumulated
+
+    here = args.gradient_accumulation_steps
+    if skipped(here) == (epoch, passed):
+        return
+    fitting = [n for n in range(1, min(len(stream), MOST_ACCUMULATED) + 1) if skipped(n) == (epoch, passed)]
+    advice = (
+        f"Set gradient_accumulation_steps={min(fitting, key=lambda n: abs(n - here))}"
+        if fitting
+        else "Take the checkpoint's batch_packs, ranks and gradient_accumulation_steps"
+    )
+    raise StateError(
+        f"{folder}: after {done} optimizer steps the stream stands at batch {passed} of epoch {epoch}, but with "
+        f"gradient_accumulation_steps={here} Trainer would go on at batch {skipped(here)[1]} of epoch "
+        f"{skipped(here)[0]}, and packs would be lost or trained twice. {advice}, so that a step takes as many packs "
+        "as before"
+    )

@@ -18,7 +18,7 @@ from typing import Any
 
 from packsvc.errors import ConfigError
 from packsvc.storage import Store
-from packsvc.trainers.hf import refuse_split_rows
+from packsvc.trainers.hf import refuse_rank_means, refuse_split_rows
 
 COLUMNS = ("input_ids", "labels", "seq_lengths")
 SETTINGS: dict[str, Any] = {
@@ -72,7 +72,8 @@ def exported_rows(exported: str, *, split: str, storage_options: Any = None) -> 
     names = [file.name for file in store.list() if file.name.endswith(".parquet")]
     files = [name for name in names if name.rsplit("/", 1)[-1].startswith(f"{split}-")]
     if not files:
-        raise ConfigError(f"{exported}: holds no rows of the split {split!r}; there are {len(names)} other files")
+        there = sorted({name.rsplit("/", 1)[-1].rsplit("-", 3)[0] for name in names})
+        raise ConfigError(f"{exported}: holds no rows of the split {split!r}; it has {', '.join(there) or 'none'}")
     if store.is_local:
         return datasets.load_dataset("parquet", data_files=[store.path(name) for name in files], split="train")
     urls = [store.fs.unstrip_protocol(store.path(name)) for name in files]
@@ -97,6 +98,8 @@ def sft_trainer(exported: Any, *, model: Any, args: Any, split: str = "train", b
         ConfigError: A setting, a column or an argument would let examples attend to each other.
     """
     trl: Any = importlib.import_module("trl")
+    if args is None:
+        raise ConfigError("there are no args; make them by packsvc.trainers.sft_config")
     if "data_collator" in more:
         raise ConfigError("data_collator was given; only TRL's own with padding_free makes boundaries from seq_lengths")
     _check_config(args)
@@ -135,6 +138,7 @@ def _check_config(args: Any) -> None:
     for name in ("eval_packing", "assistant_only_loss", "completion_only_loss"):
         if getattr(args, name, None):
             raise ConfigError(f"{name} is {getattr(args, name)!r}: {WHY[name]}. Leave it out")
+    refuse_rank_means(args)
     refuse_split_rows(args)
 
 

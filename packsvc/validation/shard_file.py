@@ -143,7 +143,8 @@ def fetch(store: Store, path: str, size_bytes: int, sha256: str, findings: Findi
 def check_schema(file: pq.ParquetFile, entry: ShardEntry, facts: ShardFacts, findings: Findings) -> bool:
     """Metadata, names and types; False when the columns cannot be read as what they must be."""
     findings.saw("schema", 1, "shards")
-    stored = {k.decode(): v.decode("utf-8", "replace") for k, v in (file.metadata.metadata or {}).items()}
+    pairs = (file.metadata.metadata or {}).items()
+    stored = {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in pairs}
     wanted = {
         "packsvc.format": "1",
         "packsvc.plan_id": facts.plan_id,
@@ -191,16 +192,20 @@ def chunks(
     names = schema(facts.seq_len, facts.loss_weights).names
     start = first_pack
     for group in range(file.metadata.num_row_groups):
-        rows = file.metadata.row_group(group).num_rows
-        numbers = np.arange(start, start + rows, dtype=np.int64)
+        first, rows = start, file.metadata.row_group(group).num_rows
         start += rows
         try:
             table = file.read_row_group(group, columns=names, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
-            where = locate(file, group, names, int(numbers[0]) if rows else first_pack)
+            where = locate(file, group, names, first)
             message = f"{where[0]} cannot be read: {one_line(error)}"
             findings.fail("hashes", message, shard=entry.path, row_group=group, pack=where[1])
             continue
+        if table.num_rows != rows:
+            message = f"{table.num_rows} packs can be read, the footer says {rows}"
+            findings.fail("counts", message, shard=entry.path, row_group=group)
+            continue
+        numbers = np.arange(first, start, dtype=np.int64)
         chunk = lined_up(table.combine_chunks(), entry.path, group, numbers, facts, findings)
         if chunk is not None:
             yield chunk

@@ -48,7 +48,7 @@ def show(
     except IndexError as error:
         raise ConfigError(f"{store.url}: {error}") from None
     entry = manifest.shards[index]
-    with ShardReader(store, entry, plan_id=manifest.plan_id, seq_len=manifest.seq_len) as reader:
+    with ShardReader.of(store, entry, manifest) as reader:
         columns = reader.read(inside, inside + 1)
     count = int(columns.num_segments[0])
     if segment is not None and not 0 <= segment < count:

@@ -98,6 +98,19 @@ def test_a_destination_that_holds_anything_is_refused(small: Written, tmp_path: 
         export_dataset(small.path, str(tmp_path / "d" / "mine.txt"), to="trl")
     with pytest.raises(ConfigError, match="not empty"):
         export_dataset(small.path, small.path, to="trl")
+    (tmp_path / "link").symlink_to(small.path)
+    before = digests(Path(small.path))
+    for inside in (f"{small.path}/shards/x", f"{small.path}/x", str(tmp_path / "link" / "x")):
+        with pytest.raises(ConfigError, match="lies inside the packed output"):
+            export_dataset(small.path, inside, to="trl")
+    assert digests(Path(small.path)) == before
+
+
+@pytest.mark.parametrize("eos", [-1, 500])
+def test_an_eos_outside_of_the_vocabulary_is_refused(small: Written, tmp_path: Path, eos: int):
+    assert small.manifest.tokenizer.vocab_size == 500
+    with pytest.raises(ConfigError, match=rf"--eos-id {eos}: the tokenizer has ids from 0 to 499"):
+        export_dataset(small.path, str(tmp_path / "d"), to="megatron", pad_to_multiple=2, eos_id=eos)
 
 
 def test_a_finished_export_is_never_written_over(small: Written, tmp_path: Path):

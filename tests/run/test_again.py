@@ -1,8 +1,10 @@
 """Packing again: the same segments in new packs, and nothing else."""
 
+import json
+
 import pytest
 
-from packsvc.errors import ConfigError, FormatError, StateError
+from packsvc.errors import ConfigError, DamageError, FormatError, StateError
 from packsvc.run import pack, repack
 from packsvc.shards import Manifest, ShardReader
 from packsvc.storage import Store
@@ -90,3 +92,15 @@ def test_an_unfinished_output_cannot_be_packed_again(packed, tmp_path):
     (packed / "manifest.json").unlink()
     with pytest.raises(FormatError, match="unfinished"):
         repack(str(packed), str(tmp_path / "new"), seq_len=512, workers=0)
+
+
+def test_a_damaged_shard_is_named_and_written_down(packed, tmp_path):
+    entry = Manifest.load(str(packed)).shards[0]
+    data = bytearray((packed / entry.path).read_bytes())
+    data[200] ^= 4
+    (packed / entry.path).write_bytes(data)
+    with pytest.raises(DamageError, match=entry.path):
+        repack(str(packed), str(tmp_path / "new"), seq_len=400, workers=0)
+    (record,) = [json.loads(path.read_text()) for path in (tmp_path / "new" / "failures").iterdir()]
+    assert entry.path in record["error"]
+    assert f"{packed}, shard 0" in [split["path"] for split in record["splits"]]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from packsvc.compiled import native
 from packsvc.errors import DamageError
 from packsvc.shards import PageReader, RecentlyUsed, ShardReader, page_index, thrift
-from packsvc.shards.footer import Footer
+from packsvc.shards.footer import Footer, Leaf
 from packsvc.shards.page_index import page_head, page_locations, page_minima
 from packsvc.shards.thrift import Unfamiliar, read_struct
 from tests.marks import needs_compiled
@@ -142,6 +142,27 @@ def test_a_flipped_bit_anywhere_in_a_footer_raises_or_harms_nothing(shard_in: Ca
         pages.close()
     assert set(outcomes) == {"named", "harmless"}
     assert outcomes["named"] > 100
+
+
+@pytest.mark.parametrize(
+    "footer",
+    [
+        b"\x29\x1c\x48\x01s\x15\x00\x00\x16\x00\x19\x18\x00\x00",  # a row group is a binary
+        b"\x29\x18\x01a\x16\x00\x19\x0c\x00",  # a part of the schema is
+        b"\x29\x1c\x48\x01s\x15\x02\x00\x16\x00\x19\x0c\x00",  # columns are missing
+    ],
+)
+def test_footers_of_other_shapes_are_refused(footer: bytes) -> None:
+    assert outcome(read_struct, footer, 2) is not None
+    assert outcome(Footer.read, footer) is None
+
+
+@pytest.mark.parametrize("meta", [b"\x18\x01a", b"\x19\x15\x02", b"\x1c\x00"])
+def test_chunks_of_other_shapes_are_refused(meta: bytes) -> None:
+    """What a column says of itself is a binary, a short list, an empty struct."""
+    leaf = Leaf((b"a",), 1, 0, 0)
+    footer = Footer({}, 1, [1], [leaf], [{1: [b"\x26\x08" + meta + b"\x00"], 3: 1}])
+    assert outcome(footer.chunk, 0, 0) is None
 
 
 def test_row_groups_that_contradict_the_file_are_damage(shard_in: Callable[..., Any]) -> None:

@@ -155,6 +155,32 @@ def test_other_forms_of_the_same_columns_are_read_by_pyarrow(
     assert equal(reader.read(np.array(numbers), reader.counts()), packs, numbers)
 
 
+@pytest.mark.parametrize("has", [True, False])
+def test_weights_that_are_there_or_missing_against_the_job_are_damage(shard_in: Callable[..., Any], has: bool) -> None:
+    """Else a flipped bit in the column's name would drop the weights of a shard in silence."""
+    store, entry, _, _ = shard_in([3000, 2000, 1096, 4096], 4096, loss_weights=has)
+    for weighted in (has, None):
+        reader = ShardReader(store, entry, plan_id=PLAN_ID, seq_len=4096, weighted=weighted)
+        assert PageReader(reader, RecentlyUsed(1 << 20)).counts()["num_tokens"].sum()
+    reader = ShardReader(store, entry, plan_id=PLAN_ID, seq_len=4096, weighted=not has)
+    for read in (PageReader(reader, RecentlyUsed(1 << 20)).counts, reader.read):
+        with pytest.raises(DamageError, match=f"loss_weight, and the job has loss_weights: {str(not has).lower()}"):
+            read()
+
+
+def test_a_column_that_is_there_twice_is_damage(shard_in: Callable[..., Any]) -> None:
+    store, entry, _, _ = shard_in([3000, 2000, 1096, 4096], 4096)
+    table = pq.read_table(store.path(entry.path))
+    twice = pa.table(
+        [*table.columns, table.column("input_ids")], schema=table.schema.append(table.schema.field("input_ids"))
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(twice, sink, use_dictionary=False, write_page_index=True, max_rows_per_page=1)
+    entry = rewritten(store, entry, sink.getvalue().to_pybytes())
+    with pytest.raises(DamageError, match="input_ids"):
+        paged(store, entry, 4096).counts()
+
+
 def read_all(
     store: Store, entry: Any, seq_len: int
 ) -> tuple[dict[str, NDArray[np.int64]], list[PackPages]] | DamageError:

@@ -239,3 +239,24 @@ def test_more_shards_than_open_files(tmp_path, monkeypatch):
         assert sorted(p for batch in stream for p in batch.pack_indices) == list(range(14))
         source = stream._maker._sources[0]
         assert sum(reader.is_open for reader in source._readers) <= 4
+
+
+@pytest.mark.parametrize("check", ["touch", "all"])
+def test_a_flipped_bit_in_the_name_of_the_weights_is_raised(tmp_path, check: str):
+    """Without the column every target would weigh 1."""
+    out = write_output(tmp_path / "o", [4, 4], weights=True)
+    write_manifest(out, config={"loss_weights": True})
+    assert next(iter(PackStream(out.path, check=check))).loss_weights is not None
+    path = shard_path(out, 0)
+    data = bytearray(path.read_bytes())
+    start = len(data) - int.from_bytes(data[-8:-4], "little")
+    data[data.index(b"\x0bloss_weight", start) + 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamageError, match=r"train-000000-000.*no column loss_weight"):
+        list(PackStream(out.path, check=check))
+
+
+def test_a_pad_id_that_is_no_token_is_refused(out: Written):
+    write_manifest(out, tokenizer=replace(out.manifest.tokenizer, pad_id=2**31))
+    with pytest.raises(FormatError, match=r"tokenizer.pad_id must be an integer of at most 2147483647"):
+        PackStream(out.path, align=8)

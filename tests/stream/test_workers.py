@@ -113,6 +113,34 @@ def test_stateful_dataloader_resumes_exactly(small: Written, workers: int, step:
     assert steps_of(again) == expected[1]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_ended_pass_of_workers_goes_on_with_the_epoch_that_is_set(small: Written, workers: int):
+    """A checkpoint in the loop, after the last batch and before the loop has ended."""
+    loading = stateful_loader(PackStream(small.path, batch_packs=3), num_workers=workers)
+    state = [loading.state_dict() for _ in loading][-1]
+    stream = PackStream(small.path, batch_packs=3)
+    again = stateful_loader(stream, num_workers=workers)
+    again.load_state_dict(state)
+    stream.set_epoch(1)
+    assert steps_of(again) == steps_of(PackStream(small.path, batch_packs=3, epoch=1))
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_state_inside_another_epoch_than_the_one_set_is_refused(small: Written, epoch: int):
+    first = PackStream(small.path, batch_packs=3, epoch=1)
+    loading = stateful_loader(first, num_workers=1)
+    reading = iter(loading)
+    next(reading)
+    state = loading.state_dict()
+    del reading
+    stream = PackStream(small.path, batch_packs=3, epoch=1)
+    again = stateful_loader(stream, num_workers=1)
+    again.load_state_dict(state)
+    stream.set_epoch(epoch)
+    with pytest.raises(StateError, match=rf"inside epoch 1, and set_epoch\({epoch}\) was called: call set_epoch\(1\)"):
+        steps_of(again)
+
+
 def test_stateful_dataloader_in_the_second_epoch(small: Written):
     expected = steps_of(PackStream(small.path, batch_packs=3, epoch=1))
     stream = PackStream(small.path, batch_packs=3)

@@ -72,6 +72,30 @@ def test_a_resumed_run_goes_on_with_the_very_next_batch(eight: str, tmp_path: Pa
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize(("accumulation", "packs", "fits"), [(4, 1, 2), (1, 1, 2), (3, 2, 1), (2, 2, 1), (2, 4, None)])
+def test_a_resume_that_would_lose_packs_is_refused(
+    eight: str, tmp_path: Path, accumulation: int, packs: int, fits: int | None
+):
+    """Trainer skips so many batches as its steps make; the stream stands where it stood."""
+
+    def trainer(packs: int, accumulation: int, steps: int) -> Any:
+        settings = TRAINING | {"gradient_accumulation_steps": accumulation, "save_strategy": "steps", "save_steps": 1}
+        args = TrainingArguments(str(tmp_path), **settings, max_steps=steps)
+        return hf_trainer(stream_of(eight, batch_packs=packs), model=tiny_llama(register()), args=args, base=Watched)
+
+    first = trainer(1, 2, 2)
+    first.train()  # 4 of 8 packs
+    advice = f"Set gradient_accumulation_steps={fits}, so that" if fits else "Take the checkpoint's batch_packs"
+    if packs != 4:
+        with pytest.raises(StateError, match=rf"checkpoint-2: after 2 optimizer steps the stream stands.*{advice}"):
+            trainer(packs, accumulation, 4).train(resume_from_checkpoint=True)
+    if fits:
+        again = trainer(packs, fits, 4)
+        again.train(resume_from_checkpoint=True)
+        order = [batch.input_ids.tolist() for batch in stream_of(eight, batch_packs=packs)]
+        assert again.seen == order[4 // packs :]
+
+
 def test_a_resumed_run_reads_nothing_that_is_behind_it(eight: str, tmp_path: Path, monkeypatch: Any):
     settings = TRAINING | {"save_strategy": "steps", "save_steps": 6}
     args = TrainingArguments(str(tmp_path), **settings, max_steps=6)
@@ -96,6 +120,13 @@ def test_a_checkpoint_without_a_position_is_refused(eight: str, tmp_path: Path):
     (tmp_path / "checkpoint-1").mkdir()
     with pytest.raises(StateError, match=r"packsvc_stream.json: missing"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    (tmp_path / "checkpoint-1" / "packsvc_stream.json").write_text("{")
+    with pytest.raises(StateError, match=r"packsvc_stream.json: is no JSON"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    (tmp_path / "checkpoint-1" / "packsvc_stream.json").write_text("[]")
+    with pytest.raises(StateError, match=r"packsvc_stream.json: holds no object"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    (tmp_path / "checkpoint-1" / "packsvc_stream.json").unlink()
     (tmp_path / "checkpoint-1").rmdir()
     with pytest.raises(StateError, match="no checkpoint"):
         trainer.train(resume_from_checkpoint=True)
@@ -111,6 +142,33 @@ def test_weights_are_applied_by_the_trainer(tmp_path: Path):
     loss = hf_trainer(stream, model=model, args=args, optimizers=(recorder, None)).train().training_loss
     assert loss == pytest.approx(wanted_loss, rel=1e-6)
     assert difference(recorder.seen, wanted) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "found"),
+    [
+        ({"label_smoothing_factor": 0.2}, {}, "label_smoother is set"),
+        ({}, {"compute_loss_func": lambda *_, **__: torch.zeros((), requires_grad=True)}, "compute_loss_func is set"),
+    ],
+)
+def test_another_loss_on_weighted_packs_is_refused(tmp_path: Path, settings: Any, more: Any, found: str):
+    stream = stream_of(weighted_output(tmp_path / "out"))
+    args = arguments(tmp_path / "run", **settings)
+    with pytest.raises(ConfigError, match=found):
+        hf_trainer(stream, model=tiny_llama(register()), args=args, **more).train()
+
+
+def test_what_is_no_stream_or_no_arguments_is_told(eight: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"the stream is a str; open the packed output with PackStream"):
+        hf_trainer(eight, model=None, args=arguments(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="give TrainingArguments"):
+        hf_trainer(stream_of(eight), model=None, args=None)
+
+
+def test_prediction_reads_a_stream_too(eight: str, tmp_path: Path):
+    trainer = hf_trainer(stream_of(eight), model=tiny_llama(register()), args=arguments(tmp_path))
+    found = trainer.predict(stream_of(eight, batch_packs=8)).metrics["test_loss"]
+    assert found == pytest.approx(one_by_one(eight)[0], rel=1e-5)
 
 
 def test_evaluation_reads_a_stream_too(eight: str, tmp_path: Path):
@@ -129,12 +187,16 @@ def test_evaluation_reads_a_stream_too(eight: str, tmp_path: Path):
         ({"parallelism_config": SimpleNamespace(cp_size=2, sp_size=1)}, "cp_size or sp_size"),
         ({"process_index": 1, "world_size": 2}, "rank 1 of 2, the stream reads for rank 0 of 1"),
         ({"n_gpu": 2}, "torchrun"),
+        ({"ignore_data_skip": True}, "ignore_data_skip=True: .*leave it off"),
     ],
 )
 def test_x10_x11_arguments_that_train_something_else_are_refused(eight: str, tmp_path: Path, changes: Any, found: str):
     """Among them context parallelism, which would cut rows without knowing their segments."""
     args = arguments(tmp_path)
-    names = ("process_index", "world_size", "n_gpu", "average_tokens_across_devices", "dataloader_num_workers")
+    names = (
+        "process_index", "world_size", "n_gpu", "average_tokens_across_devices", "dataloader_num_workers",
+        "ignore_data_skip",
+    )  # fmt: skip
     stand_in = SimpleNamespace(**({name: getattr(args, name) for name in names} | {"n_gpu": 0} | changes))
     with pytest.raises(ConfigError, match=found):
         hf_trainer(stream_of(eight), model=tiny_llama(register()), args=stand_in)

@@ -66,6 +66,15 @@ def test_x11_context_parallelism_is_refused(exported: str, tmp_path: Path):
         build(exported, tmp_path, args=args)
 
 
+def test_x17_a_mean_of_rank_means_is_refused(exported: str, tmp_path: Path):
+    args = SimpleNamespace(**vars(sft_config(output_dir=str(tmp_path), **ARGUMENTS)))
+    args.average_tokens_across_devices, args.world_size = False, 2
+    with pytest.raises(ConfigError, match="mean of rank means"):
+        build(exported, tmp_path, args=args)
+    with pytest.raises(ConfigError, match=r"make them by packsvc\.trainers\.sft_config"):
+        sft_trainer(exported, model=None, args=None)
+
+
 def test_x1_rows_without_their_boundaries_are_refused(exported: str, tmp_path: Path):
     rows = sft_dataset(exported)
     with pytest.raises(ConfigError, match="no column seq_lengths"):
@@ -111,5 +120,5 @@ def test_an_unfinished_export_and_an_unknown_split_are_refused(exported: str, tm
     (tmp_path / "half" / "export.json").unlink()
     with pytest.raises(ConfigError, match="not a finished export"):
         sft_dataset(str(tmp_path / "half"))
-    with pytest.raises(ConfigError, match="no rows of the split 'valid'"):
+    with pytest.raises(ConfigError, match="no rows of the split 'valid'; it has train"):
         sft_dataset(exported, split="valid")

@@ -527,3 +527,30 @@ def test_a_pack_of_too_many_segments_is_found(tmp_path: Path) -> None:
     edit_manifest(out, lambda m: m["config"]["packing"].update(max_segments=1))
     edit_plan(out, lambda p: p["config"]["packing"].update(max_segments=1))
     assert "max_segments" in " ".join(only(validate(out), "geometry"))
+
+
+def test_a_footer_with_a_flipped_bit_is_told_and_no_crash(out: Path) -> None:
+    """Some bytes of the last shard's footer, three bits each."""
+    entry = manifest_of(out)["shards"][-1]
+    path = out / entry["path"]
+    data = path.read_bytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    told = 0
+    for at in range(len(data) - 8 - size, len(data) - 8, 41):
+        for bit in (0, 4, 7):
+            bad = bytearray(data)
+            bad[at] ^= 1 << bit
+            path.write_bytes(bad)
+            report = validate(out)
+            assert not report.ok
+            told += any(entry["path"] in str(failure) for failure in report.failures)
+    assert told > size // 41 * 3 - 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"packsvc.seq_len", b"packsvc.seq_le\xee"), (b"packsvc.seq_len", b"\xf0" * 15)]
+)
+def test_a_key_that_is_no_text_is_told(out: Path, old: bytes, new: bytes) -> None:
+    path = out / manifest_of(out)["shards"][0]["path"]
+    path.write_bytes(path.read_bytes().replace(old, new))
+    assert any("packsvc.seq_len is None" in failure.message for failure in validate(out).failures)
