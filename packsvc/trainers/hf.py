@@ -7,7 +7,8 @@
 The stream shares itself out over ranks, so its loader is not prepared by Accelerate, which would deal it out a second
 time. `num_items_in_batch` is the number of targets of the optimizer step on all ranks, as Trainer counts it from the
 labels. Checkpoints hold the stream's position; a resumed run goes on with the very next batch without reading the
-ones before.
+ones before. Trainer counts in optimizer steps, so a step must take as many packs as before: on fewer ranks, more
+accumulation. What would lose packs is refused.
 """
 
 from __future__ import annotations
