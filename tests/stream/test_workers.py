@@ -125,8 +125,7 @@ def test_an_ended_pass_of_workers_goes_on_with_the_epoch_that_is_set(small: Writ
     assert steps_of(again) == steps_of(PackStream(small.path, batch_packs=3, epoch=1))
 
 
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_a_state_inside_another_epoch_than_the_one_set_is_refused(small: Written, epoch: int):
+def test_a_state_inside_another_epoch_than_the_one_set_is_refused(small: Written):
     first = PackStream(small.path, batch_packs=3, epoch=1)
     loading = stateful_loader(first, num_workers=1)
     reading = iter(loading)
@@ -136,8 +135,8 @@ def test_a_state_inside_another_epoch_than_the_one_set_is_refused(small: Written
     stream = PackStream(small.path, batch_packs=3, epoch=1)
     again = stateful_loader(stream, num_workers=1)
     again.load_state_dict(state)
-    stream.set_epoch(epoch)
-    with pytest.raises(StateError, match=rf"inside epoch 1, and set_epoch\({epoch}\) was called: call set_epoch\(1\)"):
+    stream.set_epoch(2)
+    with pytest.raises(StateError, match=r"inside epoch 1, and set_epoch\(2\) was called: call set_epoch\(1\)"):
         steps_of(again)
 
 
