@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from packsvc.validation import Report, validate
@@ -554,3 +555,22 @@ def test_a_key_that_is_no_text_is_told(out: Path, old: bytes, new: bytes) -> Non
     path = out / manifest_of(out)["shards"][0]["path"]
     path.write_bytes(path.read_bytes().replace(old, new))
     assert any("packsvc.seq_len is None" in failure.message for failure in validate(out).failures)
+
+
+@pytest.mark.parametrize(("change", "found"), [(1, "packs can be read, the footer says"), (-1, "sha256 is")])
+def test_a_row_group_that_says_another_number_of_packs_is_told(out: Path, change: int, found: str) -> None:
+    path = out / manifest_of(out)["shards"][-1]["path"]
+    data, group = path.read_bytes(), pq.read_metadata(path).row_group(0)
+    said = varint(2 * group.total_byte_size) + b"\x16" + varint(2 * group.num_rows)
+    at = data.index(said, len(data) - 8 - int.from_bytes(data[-8:-4], "little")) + len(said) - 1
+    path.write_bytes(data[:at] + varint(2 * (group.num_rows + change)) + data[at + 1 :])
+    assert pq.read_metadata(path).row_group(0).num_rows == group.num_rows + change
+    assert any(found in failure.message for failure in validate(out).failures)
+
+
+def varint(value: int) -> bytes:
+    raw = bytearray()
+    while value > 0x7F:
+        raw.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*raw, value])
