@@ -17,6 +17,7 @@ import datetime
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -237,8 +238,12 @@ def hf_trainer(out: str, scratch: Path) -> tuple[float, Gradients]:
     model = tiny_llama(register())
     recorder = Recorder(model.parameters())
     stream = PackStream(out, batch_packs=2, rank=args.process_index, world_size=args.world_size)
-    trainer = hf_trainer(stream, model=model, args=args, optimizers=(recorder, None))
-    return trainer.train().training_loss, recorder.seen
+    same = PackStream(out, batch_packs=2, rank=args.process_index, world_size=args.world_size)
+    trainer = hf_trainer(stream, model=model, args=args, optimizers=(recorder, None), eval_dataset=same)
+    evaluated, loss = trainer.evaluate()["eval_loss"], trainer.train().training_loss
+    if not math.isclose(evaluated, loss, rel_tol=1e-5):
+        raise RuntimeError(f"the packs evaluated have a loss of {evaluated}, the step on all of them {loss}")
+    return loss, recorder.seen
 
 
 def trl_trainer(out: str, scratch: Path) -> tuple[float, Gradients]:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from packsvc.errors import ConfigError, StateError
@@ -112,8 +113,11 @@ class _Packs:
     """What is laid over Trainer."""
 
     args: Any
+    accelerator: Any
     train_dataset: Any
     eval_dataset: Any
+    _evaluated: torch.Tensor | None = None
+    """(2,) float64: the sum of token losses evaluated so far, and how many they are; None in training."""
 
     def get_train_dataloader(self) -> Any:
         return _Loader(self.train_dataset, batch_size=None)
@@ -131,10 +135,36 @@ class _Packs:
             return cast(Any, super()).get_test_dataloader(test_dataset)
         return self.get_eval_dataloader(test_dataset)
 
+    def evaluation_loop(self, dataloader: Any, *rest: Any, **more: Any) -> Any:
+        """As Trainer's, but on a stream the loss is the token mean over all batches and ranks, not a mean of means."""
+        self._evaluated = torch.zeros(2, dtype=torch.float64)
+        try:
+            output = cast(Any, super()).evaluation_loop(dataloader, *rest, **more)
+        finally:
+            sums, self._evaluated = self._evaluated, None
+        name = f"{more.get('metric_key_prefix', 'eval')}_loss"
+        if isinstance(dataloader.dataset, _Rows) and name in output.metrics:
+            if self.accelerator.num_processes > 1:
+                sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum")
+            output.metrics[name] = float(sums[0] / sums[1].clamp(min=1))
+        return output
+
     def compute_loss(
         self, model: Any, inputs: Row, return_outputs: bool = False, num_items_in_batch: Any = None, **rest: Any
     ) -> Any:
         _check_row(inputs)
+        num_targets = int((inputs["labels"] != -100).sum()) if self._evaluated is not None else 0
+        found = self._loss(model, inputs, return_outputs, num_items_in_batch, **rest)
+        if self._evaluated is not None and num_targets:
+            loss = float(found[0] if return_outputs else found)
+            # Trainer divides by the targets of all ranks, and makes up for the mean that ranks take.
+            total = loss * num_targets
+            if num_items_in_batch is not None:
+                total = loss * float(num_items_in_batch) / self.args.world_size
+            self._evaluated += torch.tensor([total, num_targets], dtype=torch.float64)
+        return found
+
+    def _loss(self, model: Any, inputs: Row, return_outputs: bool, num_items_in_batch: Any, **rest: Any) -> Any:
         weights = inputs.pop("loss_weights", None)
         parent = cast(Any, super())
         if weights is None:

@@ -170,6 +170,18 @@ def test_prediction_reads_a_stream_too(eight: str, tmp_path: Path):
     assert found == pytest.approx(one_by_one(eight)[0], rel=1e-5)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_loss_of_an_evaluation_is_the_token_mean(eight: str, tmp_path: Path, weighted: bool):
+    """Packs have unlike numbers of targets, so that the mean of their means is another."""
+    out = weighted_output(tmp_path / "out") if weighted else eight
+    stream = stream_of(out)
+    trainer = hf_trainer(stream_of(out), model=tiny_llama(register()), args=arguments(tmp_path), eval_dataset=stream)
+    found = trainer.evaluate()["eval_loss"]
+    assert found == pytest.approx(one_by_one(out, weighted=weighted)[0], rel=1e-5)
+    means = [float(trainer.compute_loss(trainer.model, row_of(batch))) for batch in stream_of(out)]
+    assert abs(found - sum(means) / len(means)) > 1e-4
+
+
 def test_evaluation_reads_a_stream_too(eight: str, tmp_path: Path):
     args = arguments(tmp_path)
     trainer = hf_trainer(
