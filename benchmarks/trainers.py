@@ -240,7 +240,8 @@ def hf_trainer(out: str, scratch: Path) -> tuple[float, Gradients]:
     stream = PackStream(out, batch_packs=2, rank=args.process_index, world_size=args.world_size)
     same = PackStream(out, batch_packs=2, rank=args.process_index, world_size=args.world_size)
     trainer = hf_trainer(stream, model=model, args=args, optimizers=(recorder, None), eval_dataset=same)
-    evaluated, loss = trainer.evaluate()["eval_loss"], trainer.train().training_loss
+    loss = trainer.train().training_loss  # the recorder leaves the weights as they are
+    evaluated = trainer.evaluate()["eval_loss"]
     if not math.isclose(evaluated, loss, rel_tol=1e-5):
         raise RuntimeError(f"the packs evaluated have a loss of {evaluated}, the step on all of them {loss}")
     return loss, recorder.seen

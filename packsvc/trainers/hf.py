@@ -114,8 +114,14 @@ class _Packs:
 
     args: Any
     accelerator: Any
+    model: Any
+    model_wrapped: Any
+    is_in_train: bool
+    state: Any
     train_dataset: Any
     eval_dataset: Any
+    _is_bare = False
+    """The model was prepared to be evaluated on several ranks, and Accelerate would not wrap it to be trained."""
     _evaluated: torch.Tensor | None = None
     """(2,) float64: the sum of token losses evaluated so far, and how many they are; None in training."""
 
@@ -137,6 +143,8 @@ class _Packs:
 
     def evaluation_loop(self, dataloader: Any, *rest: Any, **more: Any) -> Any:
         """As Trainer's, but on a stream the loss is the token mean over all batches and ranks, not a mean of means."""
+        is_first = not self.is_in_train and self.state.global_step == 0
+        self._is_bare |= is_first and self.args.world_size > 1 and self.model_wrapped is self.model
         self._evaluated = torch.zeros(2, dtype=torch.float64)
         try:
             output = cast(Any, super()).evaluation_loop(dataloader, *rest, **more)
@@ -188,6 +196,11 @@ class _Packs:
         return (loss, outputs) if return_outputs else loss
 
     def train(self, resume_from_checkpoint: Any = None, *rest: Any, **more: Any) -> Any:
+        if self._is_bare:
+            raise ConfigError(
+                "evaluate or predict was called before train: transformers then leaves the model unwrapped, and every "
+                "rank would train by itself. Make the trainer anew, or set eval_on_start=True instead"
+            )
         if resume_from_checkpoint:
             folder = _checkpoint(resume_from_checkpoint, self.args.output_dir)
             state = _json(folder / STATE)

@@ -226,6 +226,20 @@ def test_x23_another_collator_is_refused(eight: str, tmp_path: Path):
         hf_trainer(stream_of(eight), model=tiny_llama(register()), args=arguments(tmp_path), data_collator=list)
 
 
+def test_training_after_an_evaluation_on_several_ranks_is_refused(eight: str, tmp_path: Path):
+    """Accelerate takes the model for prepared and does not wrap it, so that ranks drift apart without a word."""
+    settings = arguments(tmp_path)
+    trainer = hf_trainer(stream_of(eight), model=tiny_llama(register()), args=settings, eval_dataset=stream_of(eight))
+    trainer.evaluate()
+    assert trainer.train().global_step > 0, "on one rank there is no wrapper to miss"
+    other = hf_trainer(stream_of(eight), model=tiny_llama(register()), args=settings, eval_dataset=stream_of(eight))
+    other.args = SimpleNamespace(**vars(other.args) | {"world_size": 2})
+    with pytest.raises(AttributeError):  # the stand-in is no TrainingArguments, and need not get far
+        other.evaluation_loop(other.get_eval_dataloader(), "evaluation")
+    with pytest.raises(ConfigError, match=r"evaluate or predict was called before train: .*eval_on_start=True"):
+        other.train()
+
+
 def test_a_model_that_takes_no_boundaries_is_refused(eight: str, tmp_path: Path):
     class Plain(torch.nn.Module):
         def __init__(self) -> None:
