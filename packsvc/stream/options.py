@@ -85,7 +85,13 @@ def rank_and_world(
     Raises:
         ConfigError: The two do not fit, or only one of them can be found.
     """
-    found_rank, found_world = _surroundings(os.environ if environment is None else environment)
+    environment = os.environ if environment is None else environment
+    found_rank, found_world = _surroundings(environment)
+    if rank is None and world_size is None and found_world is None and environment.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"the environment has WORLD_SIZE={environment['WORLD_SIZE']} and no RANK, so that every process would read "
+            "all packs; set RANK too, or give rank and world_size"
+        )
     if world_size is None and rank is not None and found_world is None and rank != 0:
         raise ConfigError(f"rank is {rank}, but there is no world_size; give both")
     rank = found_rank if rank is None else rank

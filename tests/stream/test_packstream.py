@@ -240,6 +240,10 @@ def test_rank_and_world_come_from_the_environment():
     assert rank_and_world(None, None, environment={"RANK": "3", "WORLD_SIZE": "4"}) == (3, 4)
     assert rank_and_world(0, 2, environment={"RANK": "3", "WORLD_SIZE": "4"}) == (0, 2)
     assert rank_and_world(None, None, environment={"RANK": "3"}) == (0, 1)
+    assert rank_and_world(None, None, environment={"WORLD_SIZE": "1"}) == (0, 1)
+    assert rank_and_world(1, 2, environment={"WORLD_SIZE": "4"}) == (1, 2)
+    with pytest.raises(ConfigError, match="WORLD_SIZE=4 and no RANK, so that every process would read all packs"):
+        rank_and_world(None, None, environment={"WORLD_SIZE": "4"})
     assert rank_and_world(None, None, environment={}) == (0, 1)
     assert rank_and_world(0, None, environment={}) == (0, 1)
     with pytest.raises(ConfigError, match="not numbers"):
