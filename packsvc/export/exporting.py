@@ -99,7 +99,7 @@ def export_dataset(
     _check_destination(target, identity, store)
     if to not in CARRY_WEIGHTS:
         for shard in (shard for shards in splits.values() for shard in shards):
-            with _reader(store, manifest, shard) as reader:
+            with ShardReader.of(store, shard, manifest) as reader:
                 refuse_fractional_weights(reader, to=to)
     target.publish(UNFINISHED, _json(identity))
     run = _Export(store, target, manifest, num_shards=sum(map(len, splits.values())), watch=watch)
@@ -166,7 +166,7 @@ class _Export:
         return counter.totals
 
     def _open(self, shard: ShardEntry) -> ShardReader:
-        return _reader(self._store, self._manifest, shard)
+        return ShardReader.of(self._store, shard, self._manifest)
 
 
 class _Counter:
@@ -194,10 +194,6 @@ def _segments(reader: ShardReader) -> Iterator[Segments]:
     for packs in reader.chunks(columns):
         yield take_apart(packs, where=reader.where, first_pack=first)
         first += packs.num_packs
-
-
-def _reader(store: Store, manifest: Manifest, shard: ShardEntry) -> ShardReader:
-    return ShardReader.of(store, shard, manifest)
 
 
 def _file(path: str, size_bytes: int, sha256: str, shard: str | None) -> ExportedFile:

@@ -5,7 +5,7 @@ Nothing is believed on its word: pages must lie as the page index says, and carr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class Footer:
         """From its bytes. Raises Unfamiliar."""
         fields = read_struct(data, levels=2)  # columns of row groups are left as bytes, since not all are asked for
         try:
-            pairs = [(_text(pair[1]), _text(pair.get(2, b""))) for pair in fields.get(5, ())]
+            metadata = as_text((pair[1], pair.get(2, b"")) for pair in fields.get(5, ()))
             elements = iter(fields[2])
             leaves = list(_leaves(elements, next(elements)[5], (), 0, 0))
             groups = fields[4]
@@ -68,7 +68,7 @@ class Footer:
             raise Unfamiliar("footer") from None
         if not complete or sum(rows) != fields[3]:
             raise Unfamiliar("footer")
-        return cls(dict(pairs), fields[3], rows, leaves, groups)
+        return cls(metadata, fields[3], rows, leaves, groups)
 
     def chunk(self, group: int, column: int) -> Chunk:
         """A column of a row group. Raises Unfamiliar where it is in another file, has a dictionary, or is no column."""
@@ -83,12 +83,13 @@ class Footer:
             raise Unfamiliar("column chunk") from None
 
 
+def as_text(pairs: Iterable[tuple[Any, Any]]) -> dict[str, str]:
+    """File metadata from its bytes, whatever they hold. Raises TypeError where they are none."""
+    return {str(key, "utf-8", "replace"): str(value, "utf-8", "replace") for key, value in pairs}
+
+
 def _span(fields: dict[int, Any], name: int) -> Span | None:
     return (_number(fields[name]), _number(fields[name + 1])) if name in fields else None
-
-
-def _text(value: Any) -> str:
-    return str(value, "utf-8", "replace")
 
 
 def _number(value: Any) -> int:

@@ -183,10 +183,7 @@ class PageReader:
         if shard.store.is_local:
             self._local = self._open_local()
         else:
-            info = shard.store.info(shard.entry.path)
-            if info is None:
-                raise shard.gone()
-            shard.check_size(info.size_bytes)
+            shard.check_there()
         try:
             footer = self._read_footer()
             weights = any(leaf.path[0] == b"loss_weight" for leaf in footer.leaves)

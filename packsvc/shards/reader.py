@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from packsvc.errors import DamageError, StorageError
 from packsvc.shards.columns import check_list_sizes, from_tables, same_shape
 from packsvc.shards.entries import ShardEntry
+from packsvc.shards.footer import as_text
 from packsvc.shards.layout import (
     COUNT_COLUMNS,
     FORMAT_VERSION,
@@ -105,18 +106,11 @@ class ShardReader:
     def open(self) -> pq.ParquetFile:
         """The file, checked against the manifest. Raises DamageError, StorageError."""
         if self._file is None:
-            info = self.store.info(self.entry.path)
-            if info is None:
-                raise self.gone()
-            self.check_size(info.size_bytes)
+            self.check_there()
             self._file = self._guarded(self._open_file)
             try:
                 found = self._file.metadata
-                stored = {
-                    k.decode("utf-8", "replace"): v.decode("utf-8", "replace")
-                    for k, v in (found.metadata or {}).items()
-                }
-                self.check_identity(stored, found.num_rows)
+                self.check_identity(as_text((found.metadata or {}).items()), found.num_rows)
                 self._check_columns(self._file)
             except BaseException:
                 self.close()
@@ -218,6 +212,13 @@ class ShardReader:
                 f"loss_weights: {str(self.weighted).lower()}"
             )
 
+    def check_there(self) -> None:
+        """Ask the storage for the file, and compare its size with the manifest. Raises DamageError, StorageError."""
+        info = self.store.info(self.entry.path)
+        if info is None:
+            raise self.gone()
+        self.check_size(info.size_bytes)
+
     def check_size(self, size_bytes: int) -> None:
         """Compare the size of the file with the manifest. Raises DamageError."""
         if size_bytes != self.entry.size_bytes:
@@ -306,10 +307,6 @@ class ShardReader:
                     place = f"pack {start}" if start == stop else f"packs {start} to {stop}"
                 return f"{self.where}, row group {group}, {place}: {name} is damaged: {_one_line(error)}"
         return None
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
 
 
 def _one_line(error: BaseException) -> str:

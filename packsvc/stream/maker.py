@@ -193,11 +193,7 @@ class BatchMaker:
             amounts = np.ones(len(everyone), dtype=np.int64) if real is None else real.astype(np.int64)
         amounts = amounts.reshape(num_steps, -1)
         of_step = outputs.reshape(num_steps, -1)
-        several = len(self._outputs) > 1
-        sums = [
-            (amounts if not several else amounts * (of_step == output)).sum(axis=1).tolist()
-            for output in range(len(self._outputs))
-        ]
+        sums = [(amounts * (of_step == output)).sum(axis=1).tolist() for output in range(len(self._outputs))]
         return list(zip(*sums, strict=True))
 
     def _names(self, outputs: NDArray[np.int64], packs: NDArray[np.int64]) -> list[PackIndex]:

@@ -97,9 +97,7 @@ class _Rows(IterableDataset[Row]):
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from a stream's state."""
         self.stream.load_state_dict(state)
-        size = self.stream.global_batch
-        steps = int(state["position"]) // size
-        self._passed = steps if steps < len(self.stream) else 0
+        _, self._passed = _standing(self.stream)
 
 
 class _Loader(DataLoader[Row]):
@@ -203,9 +201,8 @@ class _Packs:
             )
         if resume_from_checkpoint:
             folder = _checkpoint(resume_from_checkpoint, self.args.output_dir)
-            state = _json(folder / STATE)
-            self.train_dataset.resume(state)
-            _check_resume(self.train_dataset.stream, self.args, state, folder)
+            self.train_dataset.resume(_json(folder / STATE))
+            _check_resume(self.train_dataset.stream, self.args, folder)
         return cast(Any, super()).train(resume_from_checkpoint, *rest, **more)
 
 
@@ -314,17 +311,20 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _check_resume(stream: PackStream, args: Any, state: dict[str, Any], folder: Path) -> None:
+def _standing(stream: PackStream) -> tuple[int, int]:
+    """The epoch and the batch that come next."""
+    state = stream.state_dict()
+    return state["epoch"], state["position"] // stream.global_batch
+
+
+def _check_resume(stream: PackStream, args: Any, folder: Path) -> None:
     """Trainer skips so many batches as its steps make here; that must be what the stream has behind it.
 
     Raises:
         StateError: They differ, so that packs would be lost or trained twice.
     """
     done = int(_json(folder / "trainer_state.json")["global_step"])
-    epoch, position = int(state["epoch"]), int(state["position"])
-    passed = position // stream.global_batch
-    if passed >= len(stream):
-        epoch, passed = epoch + 1, 0
+    epoch, passed = _standing(stream)
 
     def skipped(accumulated: int) -> tuple[int, int]:
         """Epoch and batch at which Trainer goes on."""

@@ -22,6 +22,7 @@ from packsvc.shards.footer import Footer, Leaf
 from packsvc.shards.page_index import page_head, page_locations, page_minima
 from packsvc.shards.thrift import Unfamiliar, read_struct
 from tests.marks import needs_compiled
+from tests.parquet import footer_start, zigzag
 
 PLAN_ID = "p" * 64
 PHYSICAL = ["BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY"]
@@ -29,8 +30,7 @@ CODECS = ["UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4_OLD", "ZSTD", 
 
 
 def footer_of(data: bytes) -> bytes:
-    size = int.from_bytes(data[-8:-4], "little")
-    return data[-8 - size : -8]
+    return data[footer_start(data) : -8]
 
 
 def outcome(read: Callable[..., Any], *arguments: Any) -> Any:
@@ -125,7 +125,7 @@ def test_a_flipped_bit_anywhere_in_a_footer_raises_or_harms_nothing(shard_in: Ca
     store, entry, packs, data = shard_in([3000, 2000, 1096, 4096], 4096)
     reader = ShardReader(store, entry, plan_id=PLAN_ID, seq_len=4096)
     outcomes = Counter[str]()
-    for at in range(len(data) - 8 - len(footer_of(data)), len(data), 3):
+    for at in range(footer_start(data), len(data), 3):
         bad = bytearray(data)
         bad[at] ^= 1 << at // 3 % 8
         Path(store.path(entry.path)).write_bytes(bad)
@@ -251,14 +251,6 @@ def test_a_changed_footer_is_read_by_compiled_code_as_by_python(data: st.DataObj
 
 
 _FOOTERS: list[bytes] = []
-
-
-def zigzag(value: int) -> bytes:
-    number, raw = value << 1, bytearray()
-    while number > 0x7F:
-        raw.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*raw, number])
 
 
 @needs_compiled

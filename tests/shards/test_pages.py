@@ -22,6 +22,7 @@ from packsvc.shards.page_index import varint
 from packsvc.shards.thrift import Unfamiliar
 from packsvc.storage import Store
 from packsvc.types import PackColumns
+from tests.parquet import zigzag
 
 PLAN_ID = "p" * 64
 LENGTHS = np.random.default_rng(5).integers(2, 60, 80).tolist()
@@ -268,14 +269,7 @@ def test_a_file_that_became_shorter_is_damage_and_not_a_crash(shard_in: Callable
 
 @pytest.mark.parametrize("value", [0, -1, 1, -64, 64, 2**31 - 1, -(2**31), 2**40])
 def test_zigzag_integers(value: int) -> None:
-    number = (value << 1) ^ (value >> 63)
-    raw = bytearray()
-    while True:
-        raw.append(number & 0x7F | (0x80 if number > 0x7F else 0))
-        number >>= 7
-        if not number:
-            break
-    assert varint(bytes(raw)) == value
+    assert varint(zigzag(value)) == value
 
 
 def test_pages_kept_for_their_neighbours_are_bounded(shard_in: Callable[..., Any]) -> None:

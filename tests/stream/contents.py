@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.parquet import varint
+
 
 def content_of(
     ids: NDArray[np.int32],
@@ -50,11 +52,3 @@ def groups(values: list[int]) -> bytes:
     """Levels as groups of eight bits, the last filled up with zeros."""
     bits = np.packbits(np.array(values, dtype=np.uint8), bitorder="little").tobytes()
     return varint(len(bits) << 1 | 1) + bits
-
-
-def varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*found, value])

@@ -18,6 +18,7 @@ from packsvc.errors import DamageError, FormatError, PacksvcError
 from packsvc.storage import Store
 from packsvc.stream import PackStream
 from packsvc.stream.source import PackSource, RecentlyUsed
+from tests.parquet import footer_start
 from tests.stream.outputs import Written, write_manifest, write_output
 
 
@@ -249,8 +250,7 @@ def test_a_flipped_bit_in_the_name_of_the_weights_is_raised(tmp_path, check: str
     assert next(iter(PackStream(out.path, check=check))).loss_weights is not None
     path = shard_path(out, 0)
     data = bytearray(path.read_bytes())
-    start = len(data) - int.from_bytes(data[-8:-4], "little")
-    data[data.index(b"\x0bloss_weight", start) + 1] ^= 1
+    data[data.index(b"\x0bloss_weight", footer_start(data)) + 1] ^= 1
     path.write_bytes(data)
     with pytest.raises(DamageError, match=r"train-000000-000.*no column loss_weight"):
         list(PackStream(out.path, check=check))

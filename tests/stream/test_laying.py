@@ -12,10 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from packsvc.compiled import native
-from packsvc.shards.page_index import Unfamiliar, level_blocks_end, repetition_starts
+from packsvc.shards.page_index import level_blocks_end, repetition_starts
+from packsvc.shards.thrift import Unfamiliar
 from packsvc.stream.collate import RowShape, lay
 from packsvc.stream.options import Layout
-from tests.stream.contents import block, content_of, groups, joined, levels, run, varint
+from tests.parquet import varint
+from tests.stream.contents import block, content_of, groups, joined, levels, run
 from tests.stream.oracle import fields_of, slow_batch
 from tests.stream.outputs import PAD, encoded
 
